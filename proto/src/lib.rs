@@ -1,0 +1,25 @@
+//! The vocabulary of Baton: what services say to each other, as plain Rust types and as `.proto` files.
+//!
+//! Everything that two crates must agree on lives here and nowhere else. The plain half (ids, requests,
+//! sampling, the KV layout, hand-off references, errors) has no dependency on gRPC, so the engine can use it.
+//! The wire half (feature `wire`) holds the generated messages, clients and servers ([`wire`]) and the one
+//! module that names both halves ([`convert`]).
+
+pub mod error;
+pub mod handoff;
+pub mod id;
+pub mod kv;
+pub mod request;
+pub mod worker;
+
+#[cfg(feature = "wire")]
+pub mod convert;
+#[cfg(feature = "wire")]
+pub mod wire;
+
+pub use error::{Error, Reason};
+pub use handoff::{Attempt, Handoff};
+pub use id::{Digest, HandoffId, RequestId, TokenId, WorkerEpoch};
+pub use kv::{KvDtype, KvLayout};
+pub use request::{FinishReason, Generation, SamplingParams, StopConditions, Token};
+pub use worker::{ModelDescription, Role, WorkerDescription};
