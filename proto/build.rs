@@ -1,0 +1,24 @@
+//! Compiles the `.proto` files with protox, so that no protoc is needed. Without the `wire` feature: nothing.
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    println!("cargo::rerun-if-changed=proto");
+    #[cfg(feature = "wire")]
+    wire()?;
+    Ok(())
+}
+
+#[cfg(feature = "wire")]
+#[expect(clippy::disallowed_methods, reason = "cargo tells a build script its paths by environment")]
+fn wire() -> Result<(), Box<dyn std::error::Error>> {
+    use prost::Message as _;
+
+    let files = ["types", "worker", "router", "generation"].map(|name| format!("baton/v1/{name}.proto"));
+    let descriptors = protox::compile(files, ["proto"])?;
+    let out = std::path::PathBuf::from(std::env::var("OUT_DIR")?);
+    std::fs::write(out.join("baton.bin"), descriptors.encode_to_vec())?;
+    tonic_prost_build::configure()
+        .bytes(".baton.v1.KvBlock.slabs")
+        .bytes(".baton.v1.TokenizerChunk.bytes")
+        .compile_fds(descriptors)?;
+    Ok(())
+}

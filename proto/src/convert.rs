@@ -1,0 +1,478 @@
+//! The one place that names both halves: wire messages into plain types, with errors that name the field, and back.
+
+use std::time::Duration;
+
+use crate::wire;
+use crate::{
+    Attempt, Digest, Error, FinishReason, Generation, Handoff, HandoffId, KvDtype, KvLayout,
+    ModelDescription, Reason, RequestId, Role, SamplingParams, StopConditions, Token, WorkerDescription,
+    WorkerEpoch,
+};
+
+/// Metadata key under which a status carries the stable name of its reason.
+pub const REASON_KEY: &str = "baton-reason";
+
+/// True when the status comes from the way to the peer and not from the peer: it carries no reason of ours.
+pub fn is_transport(status: &tonic::Status) -> bool {
+    status.metadata().get(REASON_KEY).is_none()
+}
+
+/// Microseconds of a duration, saturating.
+pub fn micros(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
+}
+
+impl From<Error> for tonic::Status {
+    fn from(error: Error) -> Self {
+        use tonic::Code;
+        let code = match error.reason {
+            Reason::StaleEpoch | Reason::StaleAttempt | Reason::LeaseExpired => Code::FailedPrecondition,
+            Reason::FingerprintMismatch | Reason::LayoutMismatch => Code::FailedPrecondition,
+            Reason::UnknownHandoff | Reason::ModelNotFound => Code::NotFound,
+            Reason::ChecksumMismatch | Reason::Truncated => Code::DataLoss,
+            Reason::OutOfBlocks | Reason::QueueFull => Code::ResourceExhausted,
+            Reason::Deadline => Code::DeadlineExceeded,
+            Reason::Cancelled => Code::Cancelled,
+            Reason::WorkerLost => Code::Unavailable,
+            Reason::InvalidArgument => Code::InvalidArgument,
+            Reason::Internal => Code::Internal,
+        };
+        let mut status = Self::new(code, error.message);
+        let name = tonic::metadata::MetadataValue::from_static(error.reason.name());
+        status.metadata_mut().insert(REASON_KEY, name);
+        status
+    }
+}
+
+/// The error in a status: by its reason metadata, or, from a transport that has none, by its code.
+impl From<tonic::Status> for Error {
+    fn from(status: tonic::Status) -> Self {
+        use tonic::Code;
+        let named = status.metadata().get(REASON_KEY).and_then(|value| value.to_str().ok());
+        let reason = named.and_then(Reason::from_name).unwrap_or(match status.code() {
+            Code::InvalidArgument | Code::OutOfRange => Reason::InvalidArgument,
+            Code::NotFound => Reason::ModelNotFound,
+            Code::DeadlineExceeded => Reason::Deadline,
+            Code::ResourceExhausted => Reason::QueueFull,
+            Code::DataLoss => Reason::Truncated,
+            // A cancel that nobody here asked for, a reset or a refused connection: the peer is gone.
+            Code::Cancelled | Code::Unavailable | Code::Unknown | Code::Aborted => Reason::WorkerLost,
+            _ => Reason::Internal,
+        });
+        Self::new(reason, status.message())
+    }
+}
+
+/// The field, or an error that names it.
+fn required<T>(field: &str, value: Option<T>) -> Result<T, Error> {
+    value.ok_or_else(|| Error::invalid(field, "is required"))
+}
+
+/// A count that fits the machine.
+fn count(field: &str, value: u64) -> Result<usize, Error> {
+    usize::try_from(value).map_err(|_| Error::invalid(field, format!("{value} is too large")))
+}
+
+/// A digest of exactly 32 bytes.
+fn digest(field: &str, bytes: &[u8]) -> Result<Digest, Error> {
+    let bytes = bytes
+        .try_into()
+        .map_err(|_| Error::invalid(field, format!("expected 32 bytes, got {}", bytes.len())))?;
+    Ok(Digest(bytes))
+}
+
+impl wire::FetchEnd {
+    /// The digest, checked for its length.
+    pub fn digest(&self) -> Result<Digest, Error> {
+        digest("digest", &self.digest)
+    }
+}
+
+impl wire::GetTokenizerRequest {
+    /// The digest, checked for its length.
+    pub fn digest(&self) -> Result<Digest, Error> {
+        digest("digest", &self.digest)
+    }
+}
+
+impl From<SamplingParams> for wire::SamplingParams {
+    fn from(plain: SamplingParams) -> Self {
+        Self {
+            temperature: Some(plain.temperature),
+            top_k: plain.top_k,
+            top_p: Some(plain.top_p),
+            repetition_penalty: Some(plain.repetition_penalty),
+            presence_penalty: Some(plain.presence_penalty),
+            frequency_penalty: Some(plain.frequency_penalty),
+            seed: Some(plain.seed),
+        }
+    }
+}
+
+impl From<wire::SamplingParams> for SamplingParams {
+    /// Absent fields take the plain type's default. Ranges are the engine's to check.
+    fn from(wire: wire::SamplingParams) -> Self {
+        let default = Self::default();
+        Self {
+            temperature: wire.temperature.unwrap_or(default.temperature),
+            top_k: wire.top_k,
+            top_p: wire.top_p.unwrap_or(default.top_p),
+            repetition_penalty: wire.repetition_penalty.unwrap_or(default.repetition_penalty),
+            presence_penalty: wire.presence_penalty.unwrap_or(default.presence_penalty),
+            frequency_penalty: wire.frequency_penalty.unwrap_or(default.frequency_penalty),
+            seed: wire.seed.unwrap_or(default.seed),
+        }
+    }
+}
+
+impl From<StopConditions> for wire::StopConditions {
+    fn from(plain: StopConditions) -> Self {
+        Self {
+            max_tokens: plain.max_tokens as u64,
+            eos_ids: plain.eos_ids,
+            stop_token_ids: plain.stop_token_ids,
+        }
+    }
+}
+
+impl TryFrom<wire::StopConditions> for StopConditions {
+    type Error = Error;
+
+    fn try_from(wire: wire::StopConditions) -> Result<Self, Error> {
+        Ok(Self {
+            max_tokens: count("stop.max_tokens", wire.max_tokens)?,
+            eos_ids: wire.eos_ids,
+            stop_token_ids: wire.stop_token_ids,
+        })
+    }
+}
+
+impl From<Generation> for wire::Generation {
+    fn from(plain: Generation) -> Self {
+        Self {
+            request: plain.request.0,
+            attempt: plain.attempt.0,
+            model: plain.model,
+            tokens: plain.tokens,
+            generated: plain.generated as u64,
+            sampling: Some(plain.sampling.into()),
+            stop: Some(plain.stop.into()),
+            time_left_us: micros(plain.time_left),
+            probe: plain.probe,
+        }
+    }
+}
+
+impl TryFrom<wire::Generation> for Generation {
+    type Error = Error;
+
+    fn try_from(wire: wire::Generation) -> Result<Self, Error> {
+        if wire.request.is_empty() {
+            return Err(Error::invalid("request", "must not be empty"));
+        }
+        if wire.tokens.is_empty() {
+            return Err(Error::invalid("tokens", "must not be empty"));
+        }
+        let generated = count("generated", wire.generated)?;
+        if generated >= wire.tokens.len() {
+            let message = format!("{generated} is not less than the {} tokens given", wire.tokens.len());
+            return Err(Error::invalid("generated", message));
+        }
+        Ok(Self {
+            request: RequestId(wire.request),
+            attempt: Attempt(wire.attempt),
+            model: wire.model,
+            tokens: wire.tokens,
+            generated,
+            sampling: required("sampling", wire.sampling)?.into(),
+            stop: required("stop", wire.stop)?.try_into()?,
+            time_left: Duration::from_micros(wire.time_left_us),
+            probe: wire.probe,
+        })
+    }
+}
+
+impl From<FinishReason> for wire::FinishReason {
+    fn from(plain: FinishReason) -> Self {
+        match plain {
+            FinishReason::Eos => Self::Eos,
+            FinishReason::StopToken => Self::Stop,
+            FinishReason::Length => Self::Length,
+        }
+    }
+}
+
+impl From<Token> for wire::Token {
+    fn from(plain: Token) -> Self {
+        Self {
+            index: plain.index as u64,
+            id: plain.id,
+            logprob: plain.logprob,
+            batch_size: plain.batch_size,
+            queue_wait_us: micros(plain.queue_wait),
+            finish: plain.finish.map(|finish| wire::FinishReason::from(finish).into()),
+        }
+    }
+}
+
+impl TryFrom<wire::Token> for Token {
+    type Error = Error;
+
+    fn try_from(wire: wire::Token) -> Result<Self, Error> {
+        let finish = match wire.finish.map(|_| wire.finish()) {
+            None => None,
+            Some(wire::FinishReason::Eos) => Some(FinishReason::Eos),
+            Some(wire::FinishReason::Stop) => Some(FinishReason::StopToken),
+            Some(wire::FinishReason::Length) => Some(FinishReason::Length),
+            Some(wire::FinishReason::Unspecified) => {
+                return Err(Error::invalid("token.finish", "is not a known finish reason"));
+            }
+        };
+        Ok(Self {
+            index: count("token.index", wire.index)?,
+            id: wire.id,
+            logprob: wire.logprob,
+            batch_size: wire.batch_size,
+            queue_wait: Duration::from_micros(wire.queue_wait_us),
+            finish,
+        })
+    }
+}
+
+impl From<KvLayout> for wire::KvLayout {
+    fn from(plain: KvLayout) -> Self {
+        let dtype = match plain.dtype {
+            KvDtype::F16 => wire::KvDtype::F16,
+            KvDtype::F32 => wire::KvDtype::F32,
+        };
+        Self {
+            layers: plain.layers as u32,
+            kv_heads: plain.kv_heads as u32,
+            head_dim: plain.head_dim as u32,
+            dtype: dtype.into(),
+            block_tokens: plain.block_tokens as u32,
+        }
+    }
+}
+
+impl TryFrom<wire::KvLayout> for KvLayout {
+    type Error = Error;
+
+    fn try_from(wire: wire::KvLayout) -> Result<Self, Error> {
+        let dtype = match wire.dtype() {
+            wire::KvDtype::F16 => KvDtype::F16,
+            wire::KvDtype::F32 => KvDtype::F32,
+            wire::KvDtype::Unspecified => {
+                return Err(Error::invalid("layout.dtype", "is not a known KV dtype"));
+            }
+        };
+        let positive = |field: &str, value: u32| match value {
+            0 => Err(Error::invalid(field, "must be at least 1")),
+            n => Ok(n as usize),
+        };
+        Ok(Self {
+            layers: positive("layout.layers", wire.layers)?,
+            kv_heads: positive("layout.kv_heads", wire.kv_heads)?,
+            head_dim: positive("layout.head_dim", wire.head_dim)?,
+            dtype,
+            block_tokens: positive("layout.block_tokens", wire.block_tokens)?,
+        })
+    }
+}
+
+impl From<Handoff> for wire::Handoff {
+    fn from(plain: Handoff) -> Self {
+        Self {
+            owner: plain.owner,
+            epoch: plain.epoch.0,
+            request: plain.request.0,
+            attempt: plain.attempt.0,
+            id: plain.id.0.to_vec(),
+            fingerprint: plain.fingerprint.0.to_vec(),
+            layout: Some(plain.layout.into()),
+            tokens: plain.tokens as u64,
+        }
+    }
+}
+
+impl TryFrom<wire::Handoff> for Handoff {
+    type Error = Error;
+
+    fn try_from(wire: wire::Handoff) -> Result<Self, Error> {
+        let id =
+            wire.id.as_slice().try_into().map_err(|_| {
+                Error::invalid("handoff.id", format!("expected 16 bytes, got {}", wire.id.len()))
+            })?;
+        Ok(Self {
+            owner: wire.owner,
+            epoch: WorkerEpoch(wire.epoch),
+            request: RequestId(wire.request),
+            attempt: Attempt(wire.attempt),
+            id: HandoffId(id),
+            fingerprint: digest("handoff.fingerprint", &wire.fingerprint)?,
+            layout: required("handoff.layout", wire.layout)?.try_into()?,
+            tokens: count("handoff.tokens", wire.tokens)?,
+        })
+    }
+}
+
+impl From<ModelDescription> for wire::ModelDescription {
+    fn from(plain: ModelDescription) -> Self {
+        Self {
+            name: plain.name,
+            fingerprint: plain.fingerprint.0.to_vec(),
+            tokenizer: plain.tokenizer.0.to_vec(),
+            context_len: plain.context_len as u64,
+            vocab_size: plain.vocab_size as u64,
+            numerics: plain.numerics,
+        }
+    }
+}
+
+impl TryFrom<wire::ModelDescription> for ModelDescription {
+    type Error = Error;
+
+    fn try_from(wire: wire::ModelDescription) -> Result<Self, Error> {
+        Ok(Self {
+            name: wire.name,
+            fingerprint: digest("model.fingerprint", &wire.fingerprint)?,
+            tokenizer: digest("model.tokenizer", &wire.tokenizer)?,
+            context_len: count("model.context_len", wire.context_len)?,
+            vocab_size: count("model.vocab_size", wire.vocab_size)?,
+            numerics: wire.numerics,
+        })
+    }
+}
+
+impl From<WorkerDescription> for wire::DescribeResponse {
+    fn from(plain: WorkerDescription) -> Self {
+        let role = match plain.role {
+            Role::Prefill => wire::WorkerRole::Prefill,
+            Role::Decode => wire::WorkerRole::Decode,
+            Role::Router => wire::WorkerRole::Unspecified,
+        };
+        Self {
+            protocol: plain.protocol,
+            epoch: plain.epoch.0,
+            role: role.into(),
+            model: Some(plain.model.into()),
+            layout: Some(plain.layout.into()),
+            draining: plain.draining,
+            blocks_total: plain.blocks_total as u64,
+            blocks_free: plain.blocks_free as u64,
+            sequences: plain.sequences as u64,
+        }
+    }
+}
+
+impl TryFrom<wire::DescribeResponse> for WorkerDescription {
+    type Error = Error;
+
+    fn try_from(wire: wire::DescribeResponse) -> Result<Self, Error> {
+        let role = match wire.role() {
+            wire::WorkerRole::Prefill => Role::Prefill,
+            wire::WorkerRole::Decode => Role::Decode,
+            wire::WorkerRole::Unspecified => {
+                return Err(Error::invalid("role", "is neither prefill nor decode"));
+            }
+        };
+        Ok(Self {
+            protocol: wire.protocol,
+            epoch: WorkerEpoch(wire.epoch),
+            role,
+            model: required("model", wire.model)?.try_into()?,
+            layout: required("layout", wire.layout)?.try_into()?,
+            draining: wire.draining,
+            blocks_total: count("blocks_total", wire.blocks_total)?,
+            blocks_free: count("blocks_free", wire.blocks_free)?,
+            sequences: count("sequences", wire.sequences)?,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn generation() -> Generation {
+        Generation {
+            request: "r-1".into(),
+            attempt: Attempt(3),
+            model: "m".into(),
+            tokens: vec![1, 2, 3],
+            generated: 1,
+            sampling: SamplingParams { top_k: Some(5), seed: 9, ..SamplingParams::default() },
+            stop: StopConditions { max_tokens: 4, eos_ids: vec![2], stop_token_ids: vec![7] },
+            time_left: Duration::from_millis(1500),
+            probe: false,
+        }
+    }
+
+    fn handoff() -> Handoff {
+        Handoff {
+            owner: "127.0.0.1:1".into(),
+            epoch: WorkerEpoch(5),
+            request: "r-1".into(),
+            attempt: Attempt(3),
+            id: HandoffId([7; 16]),
+            fingerprint: Digest([1; 32]),
+            layout: KvLayout { layers: 2, kv_heads: 1, head_dim: 4, dtype: KvDtype::F16, block_tokens: 16 },
+            tokens: 3,
+        }
+    }
+
+    #[test]
+    fn plain_types_survive_the_wire() {
+        let sent = generation();
+        assert_eq!(Generation::try_from(wire::Generation::from(sent.clone())), Ok(sent));
+        let sent = handoff();
+        assert_eq!(Handoff::try_from(wire::Handoff::from(sent.clone())), Ok(sent));
+        for finish in
+            [None, Some(FinishReason::Eos), Some(FinishReason::StopToken), Some(FinishReason::Length)]
+        {
+            let sent = Token {
+                index: 4,
+                id: 9,
+                logprob: -0.5,
+                batch_size: 2,
+                queue_wait: Duration::from_micros(7),
+                finish,
+            };
+            assert_eq!(Token::try_from(wire::Token::from(sent.clone())), Ok(sent));
+        }
+    }
+
+    #[test]
+    fn a_fault_names_its_field() {
+        let fault = |change: fn(&mut wire::Generation)| {
+            let mut message = wire::Generation::from(generation());
+            change(&mut message);
+            Generation::try_from(message).map(|_| ()).map_err(|error| (error.reason, error.message))
+        };
+        let named = |field: &str, result: Result<(), (Reason, String)>| {
+            let (reason, message) = result.expect_err(field);
+            assert_eq!(reason, Reason::InvalidArgument);
+            assert!(message.starts_with(field), "{message}");
+        };
+        named("request", fault(|g| g.request.clear()));
+        named("tokens", fault(|g| g.tokens.clear()));
+        named("generated", fault(|g| g.generated = 3));
+        named("sampling", fault(|g| g.sampling = None));
+        named("stop", fault(|g| g.stop = None));
+
+        let mut message = wire::Handoff::from(handoff());
+        message.id.pop();
+        let error = Handoff::try_from(message).expect_err("a short id");
+        assert_eq!(error.message, "handoff.id: expected 16 bytes, got 15");
+    }
+
+    #[test]
+    fn a_reason_survives_a_status() {
+        for reason in Reason::ALL {
+            let error = Error::new(reason, "what came");
+            assert_eq!(Error::from(tonic::Status::from(error.clone())), error);
+        }
+        let bare = tonic::Status::unavailable("connection refused");
+        assert_eq!(Error::from(bare).reason, Reason::WorkerLost);
+    }
+}
