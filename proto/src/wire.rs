@@ -1,7 +1,5 @@
 //! Generated messages, clients and servers of `baton.v1`. Field comments are in the `.proto` files.
 
-#![expect(missing_docs, reason = "generated code; the comments are in the .proto files")]
-
 tonic::include_proto!("baton.v1");
 
 /// The descriptor set of every service, for gRPC reflection.
