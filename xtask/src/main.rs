@@ -1,1 +1,56 @@
-fn main() {}
+//! The project's own tools: everything that takes more than one command to set up is one command here.
+
+mod bench;
+mod model;
+mod process;
+mod stages;
+mod tidy;
+
+use clap::{Parser, Subcommand};
+
+/// Command line of `cargo xtask`.
+#[derive(Parser)]
+#[command(name = "cargo xtask", about = "Baton's own tools")]
+struct Cli {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// Fetch the default model, build the release binary, and serve
+    Serve {
+        /// Passed on to `baton serve`
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
+    /// Run every test, with what they need fetched first, and print how long each stage took
+    Test,
+    /// What continuous integration runs: formatting, lints, then every test
+    Ci,
+    /// Check the rules of the house that a compiler does not
+    Tidy,
+    /// Fetch a model into the cache folder and print its path as the last word
+    FetchModel {
+        /// Which one
+        #[arg(value_enum, default_value_t = model::Name::Smollm2)]
+        name: model::Name,
+    },
+    /// Measure, and print figures side by side
+    Bench {
+        /// Which benchmark
+        #[arg(value_enum, default_value_t = bench::Name::Engine)]
+        name: bench::Name,
+    },
+}
+
+fn main() -> anyhow::Result<()> {
+    match Cli::parse().task {
+        Task::Serve { arguments } => stages::serve(&arguments),
+        Task::Test => stages::test(),
+        Task::Ci => stages::ci(),
+        Task::Tidy => tidy::check(&process::root()),
+        Task::FetchModel { name } => model::fetch(name).map(|path| println!("model: {}", path.display())),
+        Task::Bench { name } => bench::run(name),
+    }
+}

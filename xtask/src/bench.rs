@@ -1,0 +1,26 @@
+//! Benchmarks: figures side by side from one run, since machines differ and neighbours are noisy.
+
+use anyhow::Result;
+
+use crate::model;
+use crate::process::{command, run as run_to_end};
+
+/// A benchmark.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Name {
+    /// Prefill and decode rates of the CPU backend on the default model, by threads
+    Engine,
+}
+
+/// Runs the benchmark and prints its figures.
+pub(crate) fn run(name: Name) -> Result<()> {
+    let model = model::fetch(model::Name::Smollm2)?;
+    match name {
+        Name::Engine => {
+            let example = ["run", "--release", "--locked", "--package", "engine", "--example", "speed", "--"];
+            let mut speed = command("cargo", &example);
+            speed.arg(model);
+            run_to_end(speed)
+        }
+    }
+}

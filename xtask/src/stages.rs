@@ -1,0 +1,101 @@
+//! The commands that run in stages: `serve`, `test`, `ci`.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+
+use crate::model::{self, Name};
+use crate::process::{command, root, run, target};
+use crate::tidy;
+
+/// Fetches the default model, builds the release binary, and becomes it.
+pub(crate) fn serve(arguments: &[String]) -> Result<()> {
+    use std::os::unix::process::CommandExt as _;
+
+    let model = model::fetch(Name::Smollm2)?;
+    run(command("cargo", &["build", "--release", "--locked", "--package", "baton"]))?;
+    let binary = target().join("release/baton");
+    let mut baton = command(&binary.to_string_lossy(), &["serve", "--model", &model.to_string_lossy()]);
+    baton.args(["--served-name", "SmolLM2-135M-Instruct"]).args(arguments);
+    // `exec`, so that signals reach the server itself; it returns only on failure.
+    Err(baton.exec()).with_context(|| format!("starting {}", binary.display()))
+}
+
+/// Runs every test.
+pub(crate) fn test() -> Result<()> {
+    let mut stages = Stages::default();
+    let result = test_stages(&mut stages);
+    stages.print();
+    result
+}
+
+/// Formatting and lints, then every test.
+pub(crate) fn ci() -> Result<()> {
+    let mut stages = Stages::default();
+    let result = (|| {
+        stages.run("format", || run(command("cargo", &["fmt", "--all", "--check"])))?;
+        stages.run("lints", || {
+            let lints = ["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"];
+            run(command("cargo", &lints))
+        })?;
+        test_stages(&mut stages)
+    })();
+    stages.print();
+    result
+}
+
+fn test_stages(stages: &mut Stages) -> Result<()> {
+    stages.run("tidy", || tidy::check(&root()))?;
+    stages.run("fetch models", || {
+        model::fetch(Name::Smollm2)?;
+        model::fetch(Name::Gemma3).map(drop)
+    })?;
+    stages.run("build the binary, with fail points", || {
+        run(command("cargo", &["build", "--locked", "--package", "baton", "--features", "failpoints"]))
+    })?;
+    stages
+        .run("build the tests", || run(command("cargo", &["test", "--workspace", "--locked", "--no-run"])))?;
+    for (name, package) in PACKAGES {
+        stages.run(name, || {
+            let mut tests = command("cargo", &["test", "--workspace", "--locked", "--quiet"]);
+            tests.args(package.iter());
+            run(tests)
+        })?;
+    }
+    Ok(())
+}
+
+/// What is tested, in the order of the house: each stage's name and which part of the workspace it runs.
+const PACKAGES: [(&str, &[&str]); 2] = [
+    ("unit and crate tests", &["--exclude", "baton-tests"]),
+    (
+        "end to end, faults, simulation",
+        &["--exclude", "proto", "--exclude", "checkpoint", "--exclude", "node"],
+    ),
+];
+
+/// Stages that ran, with how long each took.
+#[derive(Default)]
+struct Stages(Vec<(String, Duration, bool)>);
+
+impl Stages {
+    /// Runs a stage and remembers its duration.
+    fn run(&mut self, name: &str, stage: impl FnOnce() -> Result<()>) -> Result<()> {
+        eprintln!("── {name}");
+        let start = Instant::now();
+        let result = stage();
+        self.0.push((name.to_owned(), start.elapsed(), result.is_ok()));
+        result.with_context(|| name.to_owned())
+    }
+
+    /// Prints a line per stage.
+    fn print(&self) {
+        println!("\nstage                                       seconds");
+        for (name, took, passed) in &self.0 {
+            let mark = if *passed { "" } else { "  failed" };
+            println!("{name:<42} {:>8.1}{mark}", took.as_secs_f64());
+        }
+        let total: Duration = self.0.iter().map(|(_, took, _)| *took).sum();
+        println!("{:<42} {:>8.1}", "total", total.as_secs_f64());
+    }
+}
