@@ -53,26 +53,14 @@ fn test_stages(stages: &mut Stages) -> Result<()> {
     stages.run("build the binary, with fail points", || {
         run(command("cargo", &["build", "--locked", "--package", "baton", "--features", "failpoints"]))
     })?;
-    stages
-        .run("build the tests", || run(command("cargo", &["test", "--workspace", "--locked", "--no-run"])))?;
-    for (name, package) in PACKAGES {
-        stages.run(name, || {
-            let mut tests = command("cargo", &["test", "--workspace", "--locked", "--quiet"]);
-            tests.args(package.iter());
-            run(tests)
-        })?;
-    }
-    Ok(())
+    let workspace = ["test", "--workspace", "--locked"];
+    stages.run("build the tests", || {
+        let mut build = command("cargo", &workspace);
+        build.arg("--no-run");
+        run(build)
+    })?;
+    stages.run("tests", || run(command("cargo", &workspace)))
 }
-
-/// What is tested, in the order of the house: each stage's name and which part of the workspace it runs.
-const PACKAGES: [(&str, &[&str]); 2] = [
-    ("unit and crate tests", &["--exclude", "baton-tests"]),
-    (
-        "end to end, faults, simulation",
-        &["--exclude", "proto", "--exclude", "checkpoint", "--exclude", "node"],
-    ),
-];
 
 /// Stages that ran, with how long each took.
 #[derive(Default)]
