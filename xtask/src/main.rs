@@ -36,6 +36,8 @@ enum Task {
         #[arg(value_enum, default_value_t = model::Name::Smollm2)]
         name: model::Name,
     },
+    /// Build the binary that the end-to-end tests start, with fail points, into target/e2e
+    E2eBinary,
     /// Measure, and print figures side by side
     Bench {
         /// Which benchmark
@@ -51,6 +53,7 @@ fn main() -> anyhow::Result<()> {
         Task::Ci => stages::ci(),
         Task::Tidy => tidy::check(&process::root()),
         Task::FetchModel { name } => model::fetch(name).map(|path| println!("model: {}", path.display())),
+        Task::E2eBinary => stages::e2e_binary(),
         Task::Bench { name } => bench::run(name),
     }
 }

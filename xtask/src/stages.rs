@@ -44,15 +44,24 @@ pub(crate) fn ci() -> Result<()> {
     result
 }
 
+/// Builds the binary with fail points and puts it where no other build of it can take its place.
+pub(crate) fn e2e_binary() -> Result<()> {
+    run(command("cargo", &["build", "--locked", "--package", "baton", "--features", "failpoints"]))?;
+    let folder = target().join("e2e");
+    std::fs::create_dir_all(&folder)?;
+    let new = folder.join("baton.new");
+    std::fs::copy(target().join("debug/baton"), &new)?;
+    std::fs::rename(new, folder.join("baton"))?;
+    Ok(())
+}
+
 fn test_stages(stages: &mut Stages) -> Result<()> {
     stages.run("tidy", || tidy::check(&root()))?;
     stages.run("fetch models", || {
         model::fetch(Name::Smollm2)?;
         model::fetch(Name::Gemma3).map(drop)
     })?;
-    stages.run("build the binary, with fail points", || {
-        run(command("cargo", &["build", "--locked", "--package", "baton", "--features", "failpoints"]))
-    })?;
+    stages.run("build the binary, with fail points", e2e_binary)?;
     let workspace = ["test", "--workspace", "--locked"];
     stages.run("build the tests", || {
         let mut build = command("cargo", &workspace);

@@ -1,0 +1,333 @@
+//! A cluster of real processes on loopback, each on ports of its own, each killed when dropped.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::fs;
+use std::net::TcpListener;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::golden;
+use crate::metrics::Metrics;
+
+/// The model's public name in every test.
+pub const MODEL: &str = "SmolLM2-135M-Instruct";
+
+/// How long a process may take to load, or a phase to be reached.
+pub const PATIENCE: Duration = Duration::from_secs(90);
+
+/// Which service a process runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Service {
+    /// `baton gateway`
+    Gateway,
+    /// `baton router`
+    Router,
+    /// `baton prefill-worker`
+    Prefill,
+    /// `baton decode-worker`
+    Decode,
+    /// `baton serve`: all of them in one process
+    Serve,
+}
+
+impl Service {
+    fn command(self) -> &'static str {
+        match self {
+            Self::Gateway => "gateway",
+            Self::Router => "router",
+            Self::Prefill => "prefill-worker",
+            Self::Decode => "decode-worker",
+            Self::Serve => "serve",
+        }
+    }
+
+    fn role(self) -> Option<&'static str> {
+        match self {
+            Self::Gateway | Self::Serve => None,
+            Self::Router => Some("router"),
+            Self::Prefill => Some("prefill"),
+            Self::Decode => Some("decode"),
+        }
+    }
+}
+
+/// A process's name: its service and its number among those of that service.
+pub type Name = (Service, usize);
+
+/// Ports of one process: they outlive it, so that it can be started again at its address.
+#[derive(Clone, Copy, Debug)]
+struct Ports {
+    listen: u16,
+    grpc: u16,
+    metrics: u16,
+}
+
+struct Process {
+    child: Child,
+    log: PathBuf,
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// How to start a cluster.
+#[derive(Clone, Debug, Default)]
+pub struct Settings {
+    /// Further arguments of every router.
+    pub router: Vec<String>,
+    /// Further arguments of every worker.
+    pub worker: Vec<String>,
+    /// Further arguments of `baton serve`.
+    pub serve: Vec<String>,
+}
+
+/// Processes, their ports, and the discovery file that names them.
+pub struct Cluster {
+    folder: tempfile::TempDir,
+    settings: Settings,
+    ports: BTreeMap<Name, Ports>,
+    processes: BTreeMap<Name, Process>,
+    http: reqwest::Client,
+}
+
+impl Cluster {
+    /// A cluster with one gateway and no process yet.
+    ///
+    /// # Panics
+    /// When the temporary folder cannot be made.
+    pub fn new(settings: Settings) -> Self {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let http = reqwest::Client::new();
+        let mut cluster = Self { folder, settings, ports: BTreeMap::new(), processes: BTreeMap::new(), http };
+        cluster.write_members();
+        cluster
+    }
+
+    /// Starts a process, or starts it again at its old ports.
+    ///
+    /// # Panics
+    /// When it cannot be started.
+    pub fn spawn(&mut self, name: Name) {
+        let ports = *self.ports.entry(name).or_insert_with(|| Ports {
+            listen: free_port(),
+            grpc: free_port(),
+            metrics: free_port(),
+        });
+        self.write_members();
+        let (service, index) = name;
+        let log = self.folder.path().join(format!("{}-{index}.log", service.command()));
+        let output = fs::File::create(&log).expect("a log file");
+        let mut command = Command::new(binary());
+        command.arg(service.command());
+        command.stdin(Stdio::null()).stdout(output.try_clone().expect("a second handle")).stderr(output);
+        if service != Service::Serve {
+            command
+                .args(["--listen", &format!("127.0.0.1:{}", ports.listen)])
+                .args(["--metrics-listen", &format!("127.0.0.1:{}", ports.metrics)])
+                .args(["--discovery", &format!("fixed:{}", self.members_file().display())]);
+        }
+        match service {
+            Service::Serve => {
+                command
+                    .arg("--model")
+                    .arg(golden::model())
+                    .args(["--served-name", MODEL])
+                    .args(["--port", &ports.listen.to_string()])
+                    .args(["--grpc-port", &ports.grpc.to_string()])
+                    .args(["--metrics-port", &ports.metrics.to_string()])
+                    .args(&self.settings.serve);
+            }
+            Service::Gateway => {
+                command.args(["--grpc-listen", &format!("127.0.0.1:{}", ports.grpc)]);
+            }
+            Service::Router => {
+                command.args(&self.settings.router);
+            }
+            Service::Prefill | Service::Decode => {
+                command.arg("--model").arg(golden::model()).args(["--served-name", MODEL]);
+                command.args(&self.settings.worker);
+            }
+        }
+        // An old life's fail points and marks are not this one's.
+        fs::write(self.fail_points_file(name), "").expect("the fail point file can be written");
+        command.env("FAILPOINTS_FILE", self.fail_points_file(name));
+        let child = command.spawn().expect("the baton binary starts");
+        self.processes.insert(name, Process { child, log });
+    }
+
+    /// Arms a fail point of a running process: `point=return` stops there for good, `point=return(2000)` for as many
+    /// milliseconds, `point=off` lets it pass again.
+    ///
+    /// # Panics
+    /// When the process does not take it in time.
+    pub async fn arm(&self, name: Name, point: &str) {
+        fs::write(self.fail_points_file(name), point).expect("the fail point file can be written");
+        self.wait_log(name, &format!("fail point set: {point}")).await;
+    }
+
+    /// Kills a process without warning, as `kill -9` does.
+    ///
+    /// # Panics
+    /// When it does not run.
+    pub fn kill(&mut self, name: Name) {
+        assert!(self.processes.remove(&name).is_some(), "{name:?} runs");
+    }
+
+    /// Sends a signal to a process by name (`TERM`, `STOP`, `CONT`, …).
+    ///
+    /// # Panics
+    /// When it does not run.
+    pub fn signal(&self, name: Name, signal: &str) {
+        let pid = self.processes[&name].child.id().to_string();
+        let status = Command::new("kill").args([&format!("-{signal}"), &pid]).status().expect("kill");
+        assert!(status.success(), "kill -{signal} {pid}");
+    }
+
+    /// Waits for a process to end by itself and gives its exit status.
+    ///
+    /// # Panics
+    /// When it does not end in time.
+    pub fn wait_exit(&mut self, name: Name, patience: Duration) -> std::process::ExitStatus {
+        let until = Instant::now() + patience;
+        let process = self.processes.get_mut(&name).expect("the process was started");
+        loop {
+            if let Some(status) = process.child.try_wait().expect("the child can be asked") {
+                return status;
+            }
+            assert!(Instant::now() < until, "{name:?} ends within {patience:?}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// The gateway's HTTP port.
+    pub fn http_port(&self) -> u16 {
+        self.front().listen
+    }
+
+    /// The gateway's gRPC port.
+    pub fn grpc_port(&self) -> u16 {
+        self.front().grpc
+    }
+
+    /// The ports of the process that clients talk to.
+    fn front(&self) -> Ports {
+        let front =
+            [(Service::Gateway, 0), (Service::Serve, 0)].into_iter().find_map(|name| self.ports.get(&name));
+        *front.expect("a gateway was started")
+    }
+
+    /// What a process printed.
+    pub fn log(&self, name: Name) -> String {
+        self.processes.get(&name).map(|p| fs::read_to_string(&p.log).unwrap_or_default()).unwrap_or_default()
+    }
+
+    /// Waits until the gateway answers that it is ready.
+    ///
+    /// # Panics
+    /// When it does not in time; the message carries every log.
+    pub async fn wait_ready(&self) {
+        let url = format!("http://127.0.0.1:{}/v2/health/ready", self.http_port());
+        let until = Instant::now() + PATIENCE;
+        while Instant::now() < until {
+            if let Ok(response) = self.http.get(&url).send().await
+                && response.status().is_success()
+            {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        panic!("the gateway is ready within {PATIENCE:?}; logs:\n{}", self.logs());
+    }
+
+    /// Waits until a process printed `text`.
+    ///
+    /// # Panics
+    /// When it does not in time; the message carries every log.
+    pub async fn wait_log(&self, name: Name, text: &str) {
+        let until = Instant::now() + PATIENCE;
+        while Instant::now() < until {
+            if self.log(name).contains(text) {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        panic!("{name:?} prints {text:?} within {PATIENCE:?}; logs:\n{}", self.logs());
+    }
+
+    /// A scrape of a process's metrics; empty when it does not answer.
+    pub async fn metrics(&self, name: Name) -> Metrics {
+        let url = format!("http://127.0.0.1:{}/metrics", self.ports[&name].metrics);
+        let Ok(response) = self.http.get(url).send().await else { return Metrics::default() };
+        Metrics::parse(&response.text().await.unwrap_or_default())
+    }
+
+    /// The names of the running workers.
+    pub fn workers(&self) -> Vec<Name> {
+        let is_worker = |name: &&Name| matches!(name.0, Service::Prefill | Service::Decode);
+        self.processes.keys().filter(is_worker).copied().collect()
+    }
+
+    /// Every log, for a failure's message.
+    pub fn logs(&self) -> String {
+        let mut all = String::new();
+        for (name, process) in &self.processes {
+            let log = fs::read_to_string(&process.log).unwrap_or_default();
+            let _ = writeln!(all, "── {name:?}\n{log}");
+        }
+        all
+    }
+
+    fn fail_points_file(&self, (service, index): Name) -> PathBuf {
+        self.folder.path().join(format!("{}-{index}.failpoints", service.command()))
+    }
+
+    fn members_file(&self) -> PathBuf {
+        self.folder.path().join("members.toml")
+    }
+
+    /// Writes the discovery file anew: to a new file that takes the old one's place, so no reader sees half of it.
+    fn write_members(&mut self) {
+        let mut text = String::new();
+        for ((service, _), ports) in &self.ports {
+            if let Some(role) = service.role() {
+                let _ =
+                    writeln!(text, "[[member]]\nrole = \"{role}\"\naddress = \"127.0.0.1:{}\"", ports.listen);
+            }
+        }
+        let new = self.folder.path().join("members.new");
+        fs::write(&new, text).expect("the discovery file can be written");
+        fs::rename(new, self.members_file()).expect("the discovery file can be replaced");
+    }
+}
+
+/// The binary under test: built with fail points by `cargo xtask test`.
+fn binary() -> PathBuf {
+    let test = std::env::current_exe().expect("the test's own path");
+    let target = test.ancestors().nth(3).expect("target/debug/deps/TEST");
+    let binary = target.join("e2e/baton");
+    assert!(
+        binary.exists(),
+        "no {}: `cargo xtask test` builds it (`cargo xtask e2e-binary` alone)",
+        binary.display()
+    );
+    binary
+}
+
+/// A port below the range that outgoing connections draw from, not given out before by this process.
+fn free_port() -> u16 {
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    let start = 17_000 + (std::process::id() % 64) as u16 * 200;
+    loop {
+        let port = start + NEXT.fetch_add(1, Ordering::Relaxed) % 2_000;
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return port;
+        }
+    }
+}
