@@ -1,1 +1,55 @@
-//! Placeholder.
+//! What every Baton process is.
+//!
+//! A service crate holds what makes it that service; everything that any process must have stands here, written
+//! once: configuration ([`config`]), addresses ([`Listener`]), the network that calls go over ([`Network`], in
+//! process or TCP, with deadlines and contained panics), who else is there ([`discovery`]), serving
+//! ([`serve_grpc`], [`serve_http`]), the tasks of a process and their end ([`Tasks`], [`Shutdown`], [`supervise`]),
+//! [`telemetry`], [`metrics`] and fail points.
+//!
+//! A service is a function `run(Config, Context)`. It serves until [`Shutdown`] says otherwise, and returns.
+
+mod address;
+mod call;
+mod clock;
+pub mod config;
+mod context;
+mod deadline;
+pub mod discovery;
+mod error;
+mod fail_point;
+mod health;
+mod listen;
+pub mod metrics;
+mod network;
+mod serve;
+mod shutdown;
+mod supervise;
+mod tasks;
+pub mod telemetry;
+
+pub use address::Listener;
+pub use clock::Clock;
+pub use context::Context;
+pub use discovery::{DiscoverySource, Member};
+pub use error::Error;
+pub use fail_point::{arm_fail_points, fail_point, fail_point_blocking};
+pub use network::{Channel, Network, NetworkConfig, Registration};
+pub use serve::{Services, Serving, serve_grpc, serve_http};
+pub use shutdown::{Busy, Shutdown};
+pub use supervise::{drain_on_signals, supervise};
+pub use tasks::{TaskGuard, TaskHandle, Tasks};
+
+/// Most bytes of one gRPC message, in either direction. A KV block of a large model is a few MiB, and tonic's own
+/// default of 4 MiB would refuse it; every generated client and server is wrapped in [`limits!`].
+pub const MESSAGE_BYTES_MAX: usize = 64 << 20;
+
+/// Sets the message limits of a generated client or server to [`MESSAGE_BYTES_MAX`]:
+/// `node::limits!(PrefillClient::new(network.connect(address)))`, `node::limits!(PrefillServer::new(service))`.
+#[macro_export]
+macro_rules! limits {
+    ($endpoint:expr) => {
+        $endpoint
+            .max_decoding_message_size($crate::MESSAGE_BYTES_MAX)
+            .max_encoding_message_size($crate::MESSAGE_BYTES_MAX)
+    };
+}

@@ -1,0 +1,56 @@
+//! The standard gRPC health and reflection services, which every server has.
+
+use proto::Reason;
+use tonic::service::Routes;
+use tonic_health::ServingStatus;
+use tonic_health::server::HealthReporter;
+
+use crate::{Error, Shutdown};
+
+/// The health of one server: SERVING for each of its services, NOT_SERVING once the process drains.
+#[derive(Clone, Debug)]
+pub(crate) struct Health {
+    reporter: HealthReporter,
+    services: Vec<&'static str>,
+}
+
+impl Health {
+    /// Adds health and reflection to the routes. All services start as SERVING.
+    pub(crate) async fn install(
+        routes: Routes,
+        services: Vec<&'static str>,
+    ) -> Result<(Self, Routes), Error> {
+        let (reporter, server) = tonic_health::server::health_reporter();
+        let health = Self { reporter, services };
+        health.set(true).await;
+        let routes = routes
+            .add_service(server)
+            .add_service(reflection().build_v1().map_err(broken)?)
+            .add_service(reflection().build_v1alpha().map_err(broken)?);
+        Ok((health, routes))
+    }
+
+    /// Reports every service, and the server as a whole (the empty name), as serving or not.
+    pub(crate) async fn set(&self, serving: bool) {
+        let status = if serving { ServingStatus::Serving } else { ServingStatus::NotServing };
+        for service in self.services.iter().copied().chain([""]) {
+            self.reporter.set_service_status(service, status).await;
+        }
+    }
+
+    /// Reports NOT_SERVING from the drain on.
+    pub(crate) async fn follow(self, shutdown: Shutdown) {
+        shutdown.draining().await;
+        self.set(false).await;
+    }
+}
+
+fn reflection() -> tonic_reflection::server::Builder<'static> {
+    tonic_reflection::server::Builder::configure()
+        .register_encoded_file_descriptor_set(proto::wire::DESCRIPTORS)
+        .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+}
+
+fn broken(error: tonic_reflection::server::Error) -> Error {
+    proto::Error::new(Reason::Internal, format!("descriptors: {error}")).into()
+}

@@ -1,0 +1,75 @@
+//! The process's metrics, in Prometheus's text format.
+//!
+//! Services record through the `metrics` crate; one recorder serves the whole process.
+
+use std::sync::Mutex;
+use std::time::Duration;
+
+use axum::http::header::CONTENT_TYPE;
+use axum::routing::get;
+use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
+use proto::Reason;
+
+use crate::{Context, Error, Serving, serve_http};
+
+/// Upper bounds of the buckets of every histogram named `*_seconds`: from an engine step to a long stream.
+const BUCKETS_SECONDS: [f64; 18] = [
+    0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.035, 0.05, 0.075, 0.1, 0.2, 0.35, 0.5, 1.0, 2.0, 5.0, 15.0,
+    60.0,
+];
+/// How often histograms are folded, so that unread ones do not grow.
+const UPKEEP_EVERY: Duration = Duration::from_secs(5);
+
+static HANDLE: Mutex<Option<PrometheusHandle>> = Mutex::new(None);
+
+/// Installs the recorder, once per process; later calls change nothing. Metrics recorded before are lost.
+///
+/// # Errors
+/// `INTERNAL` when another library has installed a recorder.
+pub fn install() -> Result<(), Error> {
+    handle().map(drop)
+}
+
+/// All metrics as text.
+///
+/// # Errors
+/// Those of [`install`].
+pub fn render() -> Result<String, Error> {
+    Ok(handle()?.render())
+}
+
+/// Serves `GET /metrics` at `host:port`.
+///
+/// # Errors
+/// Those of [`install`], and [`Error::Bind`] when the address cannot be listened on.
+pub async fn serve_metrics(address: &str, context: &Context) -> Result<Serving, Error> {
+    let handle = handle()?;
+    let upkeep = handle.clone();
+    let (tasks, shutdown) = (&context.tasks, context.shutdown.clone());
+    drop(tasks.spawn("metrics upkeep", async move {
+        let mut every = tokio::time::interval(UPKEEP_EVERY);
+        loop {
+            tokio::select! {
+                _ = every.tick() => upkeep.run_upkeep(),
+                () = shutdown.stopped() => return,
+            }
+        }
+    }));
+    let page = get(move || {
+        let text = handle.render();
+        async move { ([(CONTENT_TYPE, "text/plain; version=0.0.4")], text) }
+    });
+    serve_http(address, axum::Router::new().route("/metrics", page), context).await
+}
+
+fn handle() -> Result<PrometheusHandle, Error> {
+    let mut handle = HANDLE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    if let Some(handle) = &*handle {
+        return Ok(handle.clone());
+    }
+    let installed = PrometheusBuilder::new()
+        .set_buckets_for_metric(Matcher::Suffix("_seconds".to_owned()), &BUCKETS_SECONDS)
+        .and_then(PrometheusBuilder::install_recorder)
+        .map_err(|error| proto::Error::new(Reason::Internal, format!("metrics recorder: {error}")))?;
+    Ok(handle.insert(installed).clone())
+}
