@@ -13,6 +13,9 @@ use crate::{Error, fingerprint};
 /// The version of the byte form; another one is refused.
 const VERSION: u32 = 1;
 
+/// Far above the longest token of any model. Looking for all ways to cut a token takes its length squared.
+const TOKEN_BYTES_MAX: usize = 1024;
+
 /// Tokenizer, special tokens and chat template of one model. Cheap to clone; equal models give equal bytes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TokenizerBundle(Arc<Content>);
@@ -180,6 +183,9 @@ impl Content {
         let len = self.tokens.len();
         if len == 0 || i32::try_from(len).is_err() {
             return Err(fault("tokens", "from 1 to 2147483647 tokens", len));
+        }
+        if let Some(token) = self.tokens.iter().find(|token| token.len() > TOKEN_BYTES_MAX) {
+            return Err(fault("tokens", format_args!("at most {TOKEN_BYTES_MAX} bytes each"), token.len()));
         }
         if self.kinds.len() != len {
             return Err(fault("kinds", format_args!("{len}, one per token"), self.kinds.len()));

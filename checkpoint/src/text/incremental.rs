@@ -29,9 +29,10 @@ impl Incremental {
         text
     }
 
-    /// What is left when no more tokens come: U+FFFD for a character cut short.
-    pub fn finish(self) -> String {
-        String::from_utf8_lossy(&self.pending).into_owned()
+    /// What is left when no more tokens come: U+FFFD for a character cut short. The decoder is then as new.
+    pub fn finish(&mut self) -> String {
+        let pending = std::mem::take(&mut self.pending);
+        String::from_utf8_lossy(&pending).into_owned()
     }
 }
 

@@ -1,6 +1,6 @@
 //! A tokenizer from the metadata of a GGUF file.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use proto::TokenId;
 
@@ -137,11 +137,7 @@ fn end_ids(
             ends.push(id as TokenId);
         }
     }
-    let mut distinct: Vec<TokenId> = Vec::with_capacity(ends.len());
-    for id in ends {
-        if !distinct.contains(&id) {
-            distinct.push(id);
-        }
-    }
-    Ok(distinct)
+    let mut seen = HashSet::new();
+    ends.retain(|id| seen.insert(*id));
+    Ok(ends)
 }
