@@ -1,17 +1,14 @@
 //! Compiles the `.proto` files with protox, so that no protoc is needed. Without the `wire` feature: nothing.
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
-    println!("cargo::rerun-if-changed=proto");
-    #[cfg(feature = "wire")]
-    wire()?;
-    Ok(())
-}
+#[cfg(not(feature = "wire"))]
+fn main() {}
 
 #[cfg(feature = "wire")]
 #[expect(clippy::disallowed_methods, reason = "cargo tells a build script its paths by environment")]
-fn wire() -> Result<(), Box<dyn std::error::Error>> {
+fn main() -> Result<(), Box<dyn std::error::Error>> {
     use prost::Message as _;
 
+    println!("cargo::rerun-if-changed=proto");
     let files = ["types", "worker", "router", "generation"].map(|name| format!("baton/v1/{name}.proto"));
     let descriptors = protox::compile(files, ["proto"])?;
     let out = std::path::PathBuf::from(std::env::var("OUT_DIR")?);

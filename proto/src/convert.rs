@@ -5,8 +5,8 @@ use std::time::Duration;
 use crate::wire;
 use crate::{
     Attempt, Digest, Error, FinishReason, Generation, Handoff, HandoffId, KvDtype, KvLayout,
-    ModelDescription, Reason, RequestId, Role, SamplingParams, StopConditions, Token, WorkerDescription,
-    WorkerEpoch,
+    ModelDescription, Placed, PlacementKind, Reason, RequestId, Role, SamplingParams, StopConditions, Token,
+    WorkerDescription, WorkerEpoch,
 };
 
 /// Metadata key under which a status carries the stable name of its reason.
@@ -64,12 +64,12 @@ impl From<tonic::Status> for Error {
 }
 
 /// The field, or an error that names it.
-fn required<T>(field: &str, value: Option<T>) -> Result<T, Error> {
+pub fn required<T>(field: &str, value: Option<T>) -> Result<T, Error> {
     value.ok_or_else(|| Error::invalid(field, "is required"))
 }
 
-/// A count that fits the machine.
-fn count(field: &str, value: u64) -> Result<usize, Error> {
+/// A count that fits the machine, or an error that names the field.
+pub fn count(field: &str, value: u64) -> Result<usize, Error> {
     usize::try_from(value).map_err(|_| Error::invalid(field, format!("{value} is too large")))
 }
 
@@ -236,6 +236,36 @@ impl TryFrom<wire::Token> for Token {
             queue_wait: Duration::from_micros(wire.queue_wait_us),
             finish,
         })
+    }
+}
+
+impl From<Placed> for wire::Placed {
+    fn from(plain: Placed) -> Self {
+        let kind = match plain.kind() {
+            PlacementKind::Split => wire::PlacementKind::Split,
+            PlacementKind::Fused => wire::PlacementKind::Fused,
+        };
+        Self {
+            attempt: plain.attempt.0,
+            kind: kind.into(),
+            prefill: plain.prefill.unwrap_or_default(),
+            decode: plain.decode,
+        }
+    }
+}
+
+impl TryFrom<wire::Placed> for Placed {
+    type Error = Error;
+
+    fn try_from(wire: wire::Placed) -> Result<Self, Error> {
+        let prefill = match wire.kind() {
+            wire::PlacementKind::Split => Some(wire.prefill),
+            wire::PlacementKind::Fused => None,
+            wire::PlacementKind::Unspecified => {
+                return Err(Error::invalid("placed.kind", "is neither split nor fused"));
+            }
+        };
+        Ok(Self { attempt: Attempt(wire.attempt), prefill, decode: wire.decode })
     }
 }
 
@@ -439,6 +469,14 @@ mod tests {
                 finish,
             };
             assert_eq!(Token::try_from(wire::Token::from(sent.clone())), Ok(sent));
+        }
+    }
+
+    #[test]
+    fn a_placement_survives_the_wire() {
+        for prefill in [None, Some("127.0.0.1:9101".to_owned())] {
+            let sent = Placed { attempt: Attempt(2), prefill, decode: "127.0.0.1:9102".into() };
+            assert_eq!(Placed::try_from(wire::Placed::from(sent.clone())), Ok(sent));
         }
     }
 

@@ -9,6 +9,7 @@ pub mod error;
 pub mod handoff;
 pub mod id;
 pub mod kv;
+pub mod placement;
 pub mod request;
 pub mod worker;
 
@@ -21,5 +22,6 @@ pub use error::{Error, Reason};
 pub use handoff::{Attempt, Handoff};
 pub use id::{Digest, HandoffId, RequestId, TokenId, WorkerEpoch};
 pub use kv::{KvDtype, KvLayout};
+pub use placement::{Placed, PlacementKind};
 pub use request::{FinishReason, Generation, SamplingParams, StopConditions, Token};
 pub use worker::{ModelDescription, Role, WorkerDescription};
