@@ -1,5 +1,9 @@
 //! The model seam: what the engine asks of anything that turns tokens into logits.
 
+pub mod conformance;
+pub mod decoder;
+pub mod rope;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
