@@ -1,12 +1,15 @@
 //! Configuration in layers: defaults, then a TOML file, then `BATON_…` environment variables, then the command line.
 //!
-//! One struct per command holds every option. Its field `grpc_port` is `grpc_port` in the file, `BATON_GRPC_PORT` in
-//! the environment and `--grpc-port` on the command line.
+//! A process reads several configurations from the same layers: its own, and that of each service that it runs. A
+//! field `grpc_port` of any of them is `grpc_port` in the file, `BATON_GRPC_PORT` in the environment and `--grpc-port`
+//! on the command line.
 
-use std::path::Path;
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
 
-use figment::providers::{Env, Format, Serialized, Toml};
-use figment::{Figment, Provider, Source};
+use figment::providers::{Env, Serialized};
+use figment::value::{Dict, Map};
+use figment::{Figment, Metadata, Profile, Provider, Source};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -15,53 +18,107 @@ use crate::Error;
 /// In front of the name of every environment variable.
 pub const ENV_PREFIX: &str = "BATON_";
 
-/// Loads a configuration. `cli` is what the command line said: options that it did not name must be left out when it is
-/// serialised. Only variables that name a field of `C` are read; an unknown key in the file is an error.
-///
-/// # Errors
-/// [`Error::File`] when the file cannot be read, [`Error::Option`] that names the option, where its value came from,
-/// and what was expected.
-pub fn load<C>(file: Option<&Path>, cli: &impl Serialize) -> Result<C, Error>
-where
-    C: Serialize + DeserializeOwned + Default,
-{
-    let defaults = Serialized::defaults(C::default());
-    let fields = fields(&defaults)?;
-    let mut figment = Figment::from(defaults);
-    if let Some(path) = file {
-        figment = figment.merge(read(path, &fields)?);
-    }
-    let names: Vec<&str> = fields.iter().map(String::as_str).collect();
-    figment
-        .merge(Env::prefixed(ENV_PREFIX).only(&names))
-        .merge(Serialized::defaults(cli))
-        .extract()
-        .map_err(|error| option_error(&error))
+/// Where configurations are read from.
+#[derive(Clone, Debug)]
+pub struct Layers {
+    file: Option<File>,
+    known: BTreeSet<String>,
 }
 
-/// The value of the environment variable `BATON_{name}`, for the few options that are needed before [`load`].
+impl Layers {
+    /// Reads the file, if there is one.
+    ///
+    /// # Errors
+    /// [`Error::File`] when it cannot be read or is no TOML.
+    pub fn read(file: Option<&Path>) -> Result<Self, Error> {
+        Ok(Self { file: file.map(File::read).transpose()?, known: BTreeSet::new() })
+    }
+
+    /// Loads one configuration. `cli` is what the command line said: options that it did not name must be left out
+    /// when it is serialised, and it may hold only fields of `C`. Of the file and the environment, only what names a
+    /// field of `C` is looked at.
+    ///
+    /// # Errors
+    /// [`Error::Option`] that names the option as its source spells it, and says what was expected.
+    pub fn load<C>(&mut self, cli: &impl Serialize) -> Result<C, Error>
+    where
+        C: Serialize + DeserializeOwned + Default,
+    {
+        let defaults = Serialized::defaults(C::default());
+        let data = defaults.data().map_err(|error| option_error(&error))?;
+        let fields: Vec<String> = data.into_values().flat_map(Map::into_keys).collect();
+        let names: Vec<&str> = fields.iter().map(String::as_str).collect();
+        let mut figment = Figment::from(defaults);
+        if let Some(file) = &self.file {
+            figment = figment.merge(file.only(&names));
+        }
+        let config = figment
+            .merge(Env::prefixed(ENV_PREFIX).only(&names))
+            .merge(Serialized::defaults(cli))
+            .extract()
+            .map_err(|error| option_error(&error))?;
+        self.known.extend(fields);
+        Ok(config)
+    }
+
+    /// Called after everything was loaded: refuses a file with a key that no configuration has.
+    ///
+    /// # Errors
+    /// [`Error::File`] that names the key and those that there are.
+    pub fn finish(self) -> Result<(), Error> {
+        let Some(file) = self.file else { return Ok(()) };
+        match file.table.keys().find(|key| !self.known.contains(*key)) {
+            None => Ok(()),
+            Some(unknown) => {
+                let known: Vec<_> = self.known.into_iter().collect();
+                let message = format!("unknown option {unknown:?}, expected one of {}", known.join(", "));
+                Err(Error::File { path: file.path, message })
+            }
+        }
+    }
+}
+
+/// The value of the environment variable `BATON_{name}`, for what is needed before there are layers: the file's path.
 pub fn env(name: &str) -> Option<String> {
     Env::var(&format!("{ENV_PREFIX}{name}")).filter(|value| !value.is_empty())
 }
 
-fn fields(defaults: &impl Provider) -> Result<Vec<String>, Error> {
-    let data = defaults.data().map_err(|error| option_error(&error))?;
-    Ok(data.into_values().flat_map(figment::value::Map::into_keys).collect())
+/// A TOML file.
+#[derive(Clone, Debug)]
+struct File {
+    path: PathBuf,
+    table: toml::Table,
 }
 
-fn read(path: &Path, fields: &[String]) -> Result<figment::providers::Data<Toml>, Error> {
-    let fault = |message: String| Error::File { path: path.to_owned(), message };
-    let text = std::fs::read_to_string(path).map_err(|error| fault(error.to_string()))?;
-    let table: toml::Table =
-        text.parse().map_err(|error: toml::de::Error| fault(one_line(&error.to_string())))?;
-    if let Some(unknown) = table.keys().find(|key| !fields.contains(key)) {
-        return Err(fault(format!("unknown option {unknown:?}, expected one of {}", fields.join(", "))));
+impl File {
+    fn read(path: &Path) -> Result<Self, Error> {
+        let fault = |message: String| Error::File { path: path.to_owned(), message };
+        let text = std::fs::read_to_string(path).map_err(|error| fault(error.to_string()))?;
+        let table = text.parse().map_err(|error: toml::de::Error| {
+            let line = error.span().map_or(0, |span| text[..span.start].matches('\n').count() + 1);
+            fault(format!("line {line}: {}", error.message()))
+        })?;
+        Ok(Self { path: path.to_owned(), table })
     }
-    Ok(Toml::file_exact(path))
+
+    /// The part of the file that holds these keys.
+    fn only(&self, keys: &[&str]) -> Self {
+        let table = self.table.iter().filter(|(key, _)| keys.contains(&key.as_str()));
+        Self {
+            path: self.path.clone(),
+            table: table.map(|(key, value)| (key.clone(), value.clone())).collect(),
+        }
+    }
 }
 
-fn one_line(text: &str) -> String {
-    text.split('\n').map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" ")
+impl Provider for File {
+    fn metadata(&self) -> Metadata {
+        Metadata::from("file", Source::File(self.path.clone()))
+    }
+
+    fn data(&self) -> figment::Result<Map<Profile, Dict>> {
+        Serialized::defaults(&self.table).data()
+    }
 }
 
 /// Names the option as its source spells it.
@@ -74,4 +131,77 @@ fn option_error(error: &figment::Error) -> Error {
         _ => format!("--{}", field.replace('_', "-")),
     };
     Error::option(option, error.kind.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde::Deserialize;
+
+    use super::*;
+
+    #[derive(Debug, PartialEq, Serialize, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Front {
+        port: u16,
+        name: Option<String>,
+    }
+
+    impl Default for Front {
+        fn default() -> Self {
+            Self { port: 8000, name: None }
+        }
+    }
+
+    #[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Back {
+        threads: Option<usize>,
+    }
+
+    #[derive(Default, Serialize)]
+    struct Cli {
+        #[serde(skip_serializing_if = "Option::is_none")]
+        port: Option<u16>,
+    }
+
+    fn layers(text: &str) -> (tempfile::NamedTempFile, Result<Layers, Error>) {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), text).unwrap();
+        let layers = Layers::read(Some(file.path()));
+        (file, layers)
+    }
+
+    #[test]
+    fn the_command_line_wins_over_the_file_and_the_file_over_defaults() {
+        let mut none = Layers::read(None).unwrap();
+        assert_eq!(none.load::<Front>(&Cli::default()).unwrap(), Front::default());
+
+        let (_file, layers) = layers("port = 1\nname = 'x'\nthreads = 3");
+        let mut layers = layers.unwrap();
+        let front: Front = layers.load(&Cli::default()).unwrap();
+        assert_eq!(front, Front { port: 1, name: Some("x".into()) });
+        let front: Front = layers.load(&Cli { port: Some(2) }).unwrap();
+        assert_eq!(front, Front { port: 2, name: Some("x".into()) });
+        assert_eq!(layers.load::<Back>(&Cli::default()).unwrap(), Back { threads: Some(3) });
+        layers.finish().unwrap();
+    }
+
+    #[test]
+    fn faults_name_the_file_and_the_option() {
+        let (file, layers_read) = layers("port = 'http'");
+        let error = layers_read.unwrap().load::<Front>(&Cli::default()).unwrap_err().to_string();
+        assert!(error.starts_with(&format!("port in {}: ", file.path().display())), "{error}");
+        assert!(error.contains("expected u16"), "{error}");
+
+        let (_file, layers_read) = layers("prot = 1");
+        let mut layers_read = layers_read.unwrap();
+        layers_read.load::<Front>(&Cli::default()).unwrap();
+        let error = layers_read.finish().unwrap_err().to_string();
+        assert!(error.contains("unknown option \"prot\", expected one of name, port"), "{error}");
+
+        let (_file, broken) = layers("a = 1\nport = = 1");
+        assert!(broken.unwrap_err().to_string().contains("line 2: "));
+        let missing = Layers::read(Some(Path::new("/no/such/baton.toml"))).unwrap_err().to_string();
+        assert!(missing.starts_with("/no/such/baton.toml: "), "{missing}");
+    }
 }

@@ -28,7 +28,8 @@ impl Services {
 
     /// Adds a generated server, which [`crate::limits!`] should have been applied to.
     #[must_use]
-    pub fn with<S>(mut self, server: S) -> Self
+    #[expect(clippy::should_implement_trait, reason = "adding a server to a list is no arithmetic")]
+    pub fn add<S>(mut self, server: S) -> Self
     where
         S: Service<Request<Body>, Error = Infallible> + NamedService + Clone + Send + Sync + 'static,
         S::Response: axum::response::IntoResponse,
