@@ -148,4 +148,10 @@ pub trait Core: Send + 'static {
 
     /// The call whose prefill fills the batch alone, if one does: dropping it is worth an interrupt.
     fn sole_prefill(&self) -> Option<CallId>;
+
+    /// True when nothing is left to do or to keep: no call, no sequence, no lease. A draining worker may stop then.
+    fn is_idle(&self) -> bool {
+        let gauges = self.gauges();
+        gauges.leases == 0 && gauges.sequences == engine::SequenceCounts::default()
+    }
 }

@@ -1,0 +1,136 @@
+//! A hand-off on its way in: the fetch, the renewals that keep it alive, and the rules of what may arrive when.
+
+use std::time::Duration;
+
+use engine::model::Model;
+use engine::{Engine, SequenceId};
+use proto::{Error, Handoff, Reason, StopConditions, TokenId};
+use worker::core::{CallId, FetchItem, Now};
+
+/// A fetch under way.
+#[derive(Debug)]
+pub(super) struct Incoming {
+    /// The call that this worker opened at the owner.
+    pub(super) fetch: CallId,
+    pub(super) handoff: Handoff,
+    /// When the next renewal is due.
+    pub(super) renew_at: Now,
+    /// Tokens at the front whose KV is here already.
+    skip: usize,
+    /// After the header: the KV of tokens `..n` is here.
+    arrived: Option<usize>,
+}
+
+/// What an item made of the hand-off.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Arrival {
+    /// More must come.
+    Part,
+    /// Everything came, and the proof holds: the sequence decodes.
+    Activated,
+    /// Everything came, and the token that prefill sampled ends the request: there is nothing to decode.
+    Ended,
+}
+
+impl Incoming {
+    pub(super) fn new(fetch: CallId, handoff: Handoff, skip: usize, renew_at: Now) -> Self {
+        Self { fetch, handoff, renew_at, skip, arrived: None }
+    }
+
+    /// True once at `now` a renewal is due; the next one is due `every` later.
+    pub(super) fn is_renewal_due(&mut self, now: Now, every: Duration) -> bool {
+        let is_due = self.renew_at <= now;
+        if is_due {
+            self.renew_at = now.saturating_add(every);
+        }
+        is_due
+    }
+
+    /// Takes the next item of the fetch.
+    ///
+    /// # Errors
+    /// TRUNCATED when a block was left out; LAYOUT_MISMATCH for KV of another shape; INTERNAL for items in an order
+    /// that the protocol does not know; and what the engine's `import` and `activate` answer.
+    pub(super) fn take<M: Model>(
+        &mut self,
+        item: FetchItem,
+        engine: &mut Engine<M>,
+        sequence: SequenceId,
+        stop: &EndsWith,
+    ) -> Result<Arrival, Error> {
+        match (item, self.arrived) {
+            (FetchItem::Header { skip, tokens, layout }, None) => {
+                self.check_header(skip, tokens)?;
+                if let Some(message) = engine.layout().mismatch(&layout) {
+                    return Err(Error::new(Reason::LayoutMismatch, message));
+                }
+                self.arrived = Some(skip);
+                Ok(Arrival::Part)
+            }
+            (FetchItem::Header { .. }, Some(_)) => Err(broken("one header expected, a second came")),
+            (_, None) => Err(broken("a header expected first, another item came")),
+            (FetchItem::Block(block), Some(arrived)) => {
+                if block.first > arrived {
+                    let message = format!("kv from token {arrived} on expected, from {} came", block.first);
+                    return Err(Error::new(Reason::Truncated, message));
+                }
+                if block.first < arrived {
+                    return Err(broken(format_args!(
+                        "kv from token {arrived} on expected, from {} came",
+                        block.first
+                    )));
+                }
+                engine.import(sequence, &block)?;
+                self.arrived = Some(arrived + block.tokens);
+                Ok(Arrival::Part)
+            }
+            (FetchItem::End { first_token, digest }, Some(arrived)) => {
+                if arrived != self.handoff.tokens {
+                    let message = format!("kv of {} tokens expected, of {arrived} came", self.handoff.tokens);
+                    return Err(Error::new(Reason::Truncated, message));
+                }
+                if stop.ends_with(first_token) {
+                    return Ok(Arrival::Ended);
+                }
+                engine.activate(sequence, self.handoff.id, first_token, digest)?;
+                Ok(Arrival::Activated)
+            }
+        }
+    }
+
+    fn check_header(&self, skip: usize, tokens: usize) -> Result<(), Error> {
+        if tokens != self.handoff.tokens {
+            return Err(broken(format_args!("{} tokens expected, {tokens} announced", self.handoff.tokens)));
+        }
+        if skip > self.skip {
+            let message = format!("kv from token {} on expected, from {skip} announced", self.skip);
+            return Err(Error::new(Reason::Truncated, message));
+        }
+        Ok(())
+    }
+}
+
+/// A stream that its sender got wrong.
+fn broken(message: impl std::fmt::Display) -> Error {
+    Error::new(Reason::Internal, format!("fetch: {message}"))
+}
+
+/// The part of a request that decides whether its next token is its last.
+#[derive(Clone, Debug)]
+pub(super) struct EndsWith {
+    stop: StopConditions,
+    /// True when the next token is the last, whichever it is.
+    is_last: bool,
+}
+
+impl EndsWith {
+    /// For a sequence of `tokens` tokens, `generated` of them generated.
+    pub(super) fn new(stop: StopConditions, tokens: usize, generated: usize, context_len: usize) -> Self {
+        let is_last = generated + 1 >= stop.max_tokens || tokens + 1 >= context_len;
+        Self { stop, is_last }
+    }
+
+    fn ends_with(&self, token: TokenId) -> bool {
+        self.is_last || self.stop.eos_ids.contains(&token) || self.stop.stop_token_ids.contains(&token)
+    }
+}

@@ -1,0 +1,83 @@
+//! Known-wrong behaviours of the worker's rules, in addition to [`engine::planted`], that the simulation must catch.
+//!
+//! Each is one line at the place where a correct core does the right thing. Without the cargo feature `planted` the
+//! question is the constant `false`, and the line compiles to nothing.
+
+pub use engine::planted as engine_bugs;
+
+/// A planted bug.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bug {
+    /// No attempt of a request is ever refused for a later one.
+    NoFencing,
+    /// A renewal that comes from a fenced attempt is granted.
+    RenewalByStaleAttempt,
+    /// A reference from an earlier life of the worker is looked up like any other.
+    EpochNotChecked,
+    /// A reference is believed for its request and attempt, whatever its id.
+    ForgedIdAccepted,
+    /// No lease ever runs out.
+    LeaseNeverExpires,
+    /// A decode worker that refuses a hand-off does not release it.
+    ReleaseIgnoredOnReject,
+    /// A router that goes away during a prefill whose hand-off is issued leaves the hold behind.
+    CancelLeaksHold,
+    /// The decode worker passes on the first token as it arrives, before the proof is checked.
+    TokenBeforeProof,
+    /// The request's deadline is not looked at once its KV is being fetched.
+    DeadlineNotCheckedInTransfer,
+}
+
+impl Bug {
+    /// Every bug.
+    pub const ALL: [Self; 9] = [
+        Self::NoFencing,
+        Self::RenewalByStaleAttempt,
+        Self::EpochNotChecked,
+        Self::ForgedIdAccepted,
+        Self::LeaseNeverExpires,
+        Self::ReleaseIgnoredOnReject,
+        Self::CancelLeaksHold,
+        Self::TokenBeforeProof,
+        Self::DeadlineNotCheckedInTransfer,
+    ];
+}
+
+#[cfg(feature = "planted")]
+mod switch {
+    use std::cell::Cell;
+
+    use super::Bug;
+
+    thread_local! {
+        static BUGS: Cell<u32> = const { Cell::new(0) };
+    }
+
+    /// True when the bug is switched on in this thread.
+    pub fn is(bug: Bug) -> bool {
+        BUGS.get() & (1 << bug as u32) != 0
+    }
+
+    /// Runs `body` with the bug switched on in this thread, also off again when `body` panics.
+    pub fn with<R>(bug: Bug, body: impl FnOnce() -> R) -> R {
+        struct Restore(u32);
+        impl Drop for Restore {
+            fn drop(&mut self) {
+                BUGS.set(self.0);
+            }
+        }
+        let _restore = Restore(BUGS.get());
+        BUGS.set(BUGS.get() | 1 << bug as u32);
+        body()
+    }
+}
+
+#[cfg(feature = "planted")]
+pub use switch::{is, with};
+
+/// Always false: the feature `planted` is off.
+#[cfg(not(feature = "planted"))]
+#[inline(always)]
+pub const fn is(_bug: Bug) -> bool {
+    false
+}
