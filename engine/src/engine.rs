@@ -225,7 +225,7 @@ impl<M: Model> Engine<M> {
         let complete = sequence.remaining() == 0;
         let mut sealed_before = work.tokens.start / block_tokens * block_tokens;
         if !std::mem::replace(&mut sequence.announced, true) {
-            self.events.push(EngineEvent::Scheduled { id, cached: work.tokens.start });
+            self.events.push(EngineEvent::Scheduled { id, cached: sequence.cached });
             sealed_before = 0;
         }
         self.seal_full(id, work.tokens.start / block_tokens..work.tokens.end / block_tokens);

@@ -16,7 +16,7 @@ use crate::kv::slab;
 use crate::model::{KvMemory, Model};
 use crate::planted::{self, Bug};
 use crate::report::{KvBlock, Reservation};
-use crate::sequence::{Sequence, SequenceId, SequenceSpec, State};
+use crate::sequence::{Sequence, SequenceId, SequenceSpec, State, Until};
 
 /// What has been imported for a reserved sequence.
 #[derive(Debug)]
@@ -82,14 +82,15 @@ fn unknown(id: SequenceId) -> Error {
 
 impl<M: Model> Engine<M> {
     /// Reserves blocks for a sequence whose KV will be imported. `spec.tokens` are the tokens whose KV is handed
-    /// over: all but the one that prefill chooses.
+    /// over: all but the one that prefill chooses. `spec.until` is without effect: the sequence goes on until it is
+    /// finished.
     ///
     /// # Errors
     /// At once: INVALID_ARGUMENT as [`submit`](Self::submit); QUEUE_FULL when as many sequences as may run are
     /// running, reserved or have a claim to run; OUT_OF_BLOCKS when there is no room that nobody else has a claim to.
     pub fn reserve(&mut self, spec: SequenceSpec) -> Result<Reservation, Error> {
         spec.validate(self.limits())?;
-        let id = self.scheduler.reserve(spec)?;
+        let id = self.scheduler.reserve(SequenceSpec { until: Until::Finished, ..spec })?;
         let skip = self.scheduler.planned(id).computed;
         self.arrivals.insert(id, Arrival { skip, parts: BTreeMap::new() });
         Ok(Reservation { id, skip })

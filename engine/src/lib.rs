@@ -5,11 +5,11 @@
 //! deadlines, threads) is built around that. Reading order:
 //!
 //! - [`sequence`]: what is computed, and what is known of it;
-//! - [`kv`]: blocks, their owners, the prefix cache;
-//! - [`scheduler`]: which tokens of which sequences make up the next step;
+//! - `kv`: blocks, their owners, the prefix cache;
+//! - `scheduler`: which tokens of which sequences make up the next step;
 //! - [`batch`] and [`model`]: the seam below, a step as a value and who computes it;
 //! - [`sampling`]: from logits to a token;
-//! - [`engine`]: the loop that joins them, and [`handoff`], the half of it that moves KV between engines;
+//! - [`engine`]: the loop that joins them, and `handoff`, the half of it that moves KV between engines;
 //! - [`sim`]: a model without arithmetic, for tests of everything above.
 
 pub mod backend;

@@ -21,7 +21,8 @@ pub struct StepReport {
 /// Something that happened to a sequence in a step.
 #[derive(Clone, Debug, PartialEq)]
 pub enum EngineEvent {
-    /// The sequence's first chunk was computed. Reported once, even when it is preempted later.
+    /// The sequence's first chunk (after activation, its first decode) was computed. Reported once, even when it
+    /// is preempted later.
     Scheduled {
         /// The sequence.
         id: SequenceId,

@@ -75,6 +75,9 @@ impl Sampler {
     ///
     /// # Errors
     /// When a logit is not finite.
+    ///
+    /// # Panics
+    /// When a token of the history is not in the vocabulary.
     pub fn choose(
         &mut self,
         logits: &[f32],
@@ -131,7 +134,7 @@ impl Sampler {
         let vocab = self.scores.len();
         self.kept.clear();
         self.kept.extend(0..vocab as TokenId);
-        let top_k = sampling.top_k.map_or(vocab, |k| k as usize);
+        let top_k = sampling.top_k.map_or(vocab, |k| k.max(1) as usize);
         if top_k < vocab {
             let scores = &self.scores;
             self.kept.select_nth_unstable_by(top_k - 1, |&a, &b| likelier(scores, a, b));
@@ -209,3 +212,6 @@ fn first_maximum(scores: &[f64]) -> TokenId {
     }
     best as TokenId
 }
+
+#[cfg(test)]
+mod tests;

@@ -202,6 +202,9 @@ impl Scheduler {
         let sequence = self.planned(id);
         sequence.blocks = blocks;
         sequence.computed = computed;
+        if !sequence.announced {
+            sequence.cached = computed;
+        }
         true
     }
 

@@ -159,6 +159,8 @@ pub(crate) struct Sequence {
     pub(crate) blocks: Vec<BlockIndex>,
     /// Hash of every full block of `spec.tokens`; empty when there is no prefix cache.
     pub(crate) hashes: Vec<BlockHash>,
+    /// Tokens at the front that the prefix cache had when blocks were first taken.
+    pub(crate) cached: usize,
     /// `Scheduled` was reported.
     pub(crate) announced: bool,
 }
@@ -173,6 +175,7 @@ impl Sequence {
             computed: 0,
             blocks: Vec::new(),
             hashes: Vec::new(),
+            cached: 0,
             announced: false,
         }
     }
