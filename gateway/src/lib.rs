@@ -1,1 +1,116 @@
-//! Placeholder.
+//! Text in, text out: the only part of Baton that knows either.
+//!
+//! A request comes in by one of several APIs. Its [`dialect`] turns the JSON into the one [`domain::Request`];
+//! admission ([`admit`]) fits that to a model, as tokens; an answer ([`answer`]) asks a router for tokens, carries
+//! the request on through another when that one dies ([`resume`]), and turns tokens into [`domain::Piece`]s of text
+//! ([`text`]); the dialect writes those in its own framing. Fronts ([`http`], [`grpc`]) move bytes and nothing else.
+//!
+//! To add a field, look at the dialect's `request.rs`; to add an API, write a folder beside the others and name its
+//! route in [`http`].
+
+mod admit;
+mod answer;
+mod config;
+mod dialect;
+pub mod domain;
+mod fault;
+mod grpc;
+mod http;
+mod metrics;
+pub mod models;
+mod ready;
+pub mod resume;
+mod route;
+mod service;
+pub mod text;
+
+#[cfg(test)]
+#[path = "../tests/support/bundle.rs"]
+mod bundle;
+
+use std::sync::Arc;
+
+use node::{Context, Error, Listener, Services, Serving, serve_grpc, serve_http};
+use proto::wire::generation_service_server::GenerationServiceServer;
+use tokio::sync::{Notify, Semaphore, watch};
+
+pub use crate::config::Config;
+use crate::grpc::Generations;
+use crate::models::Models;
+use crate::ready::Readiness;
+use crate::route::Routers;
+use crate::service::{Service, unix_seconds};
+pub use fault::Fault;
+pub use route::Rotation;
+
+/// Serves until the shutdown ends it.
+///
+/// # Errors
+/// When an address cannot be listened on.
+pub async fn run(config: Config, context: Context) -> Result<(), Error> {
+    bind(config, context).await?.finished().await;
+    Ok(())
+}
+
+/// Starts to serve, and says where. It ends with the shutdown alone.
+///
+/// # Errors
+/// When an address cannot be listened on.
+pub async fn bind(config: Config, context: Context) -> Result<Gateway, Error> {
+    let grpc_listen = Listener::parse("--grpc-listen", &config.grpc_listen)?;
+    let routers = Arc::new(Routers::new(context.network.clone(), context.members.clone(), context.clock));
+    let models = Models::new(routers.clone(), context.tasks.clone());
+    let doubt = Arc::new(Notify::new());
+    let (ready, ready_now) = watch::channel(false);
+    let readiness = Readiness {
+        routers: routers.clone(),
+        served: models.served(),
+        clock: context.clock,
+        doubt: doubt.clone(),
+        ready,
+    };
+    let service = Arc::new(Service {
+        clock: context.clock,
+        shutdown: context.shutdown.clone(),
+        tasks: context.tasks.clone(),
+        routers,
+        served: models.served(),
+        ready: ready_now,
+        doubt,
+        permits: Arc::new(Semaphore::new(config.requests_max.min(Semaphore::MAX_PERMITS))),
+        started_at: unix_seconds(),
+        config,
+    });
+
+    let generations = GenerationServiceServer::new(Generations { service: service.clone() });
+    let grpc = serve_grpc(&grpc_listen, Services::new().add(node::limits!(generations)), &context).await?;
+    let http = serve_http(&service.config.listen, crate::http::routes(service.clone()), &context).await?;
+    drop(context.tasks.spawn("models", models.keep(service.config.models_every)));
+    drop(context.tasks.spawn("readiness", readiness.keep()));
+    Ok(Gateway { http, grpc })
+}
+
+/// A gateway that serves.
+#[derive(Debug)]
+pub struct Gateway {
+    http: Serving,
+    grpc: Serving,
+}
+
+impl Gateway {
+    /// Where it serves HTTP: `host:port`.
+    pub fn http_address(&self) -> &str {
+        &self.http.address
+    }
+
+    /// Where it serves gRPC: `host:port` or `local:NAME`.
+    pub fn grpc_address(&self) -> &str {
+        &self.grpc.address
+    }
+
+    /// Returns when the shutdown has ended it.
+    pub async fn finished(self) {
+        self.http.finished().await;
+        self.grpc.finished().await;
+    }
+}

@@ -1,0 +1,181 @@
+//! One answer on its way: tokens from routers in, pieces of text out.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::admit::Admitted;
+use crate::domain::{Piece, Request, Whole};
+use crate::fault::Fault;
+use crate::metrics;
+use crate::models::Model;
+use crate::resume::{Action, Event, Resume, past_deadline};
+use crate::route::Call;
+use crate::service::Service;
+use crate::text::Transcript;
+
+/// What is known once a request is admitted.
+#[derive(Clone, Debug)]
+pub(crate) struct Started {
+    /// The model that answers.
+    pub model: Arc<Model>,
+    /// Tokens of the prompt.
+    pub prompt_tokens: usize,
+    /// The prompt's text, if the request asks for it.
+    pub prompt_text: Option<String>,
+}
+
+/// A running answer. Dropping it cancels the request everywhere.
+pub(crate) struct Answer {
+    service: Arc<Service>,
+    started: Started,
+    resume: Resume,
+    call: Option<Call>,
+    transcript: Transcript,
+    /// Arrival, then the time of the last token.
+    last_token: Duration,
+    /// What the next piece's latency is: `None` for a first token that is no client's first.
+    timing: Option<Timing>,
+    /// The first piece, read before the answer was begun.
+    ahead: Option<Piece>,
+    ended: bool,
+}
+
+#[derive(Clone, Copy)]
+enum Timing {
+    First,
+    Next,
+}
+
+impl Answer {
+    /// Starts the request and waits for its first token, so that a refusal is known before the answer begins.
+    pub(crate) async fn start(
+        service: Arc<Service>,
+        request: &Request,
+        model: Arc<Model>,
+        admitted: Admitted,
+        arrived: Duration,
+    ) -> Result<Self, Fault> {
+        let Admitted { mut generation, prompt_text } = admitted;
+        let now = service.clock.now();
+        let deadline = arrived.saturating_add(request.timeout.unwrap_or(service.config.timeout));
+        generation.time_left = deadline.saturating_sub(now);
+        let mut transcript = Transcript::new(&model.text, &request.stop, request.skip_special_tokens);
+        let prompt_tokens = generation.prompt_len();
+        transcript.replay(&generation.tokens[prompt_tokens..]);
+        let timing = (generation.generated == 0).then_some(Timing::First);
+        let mut answer = Self {
+            started: Started { model, prompt_tokens, prompt_text },
+            resume: Resume::new(generation, now, service.config.resume_window),
+            service,
+            call: None,
+            transcript,
+            last_token: arrived,
+            timing,
+            ahead: None,
+            ended: false,
+        };
+        answer.ahead = answer.next().await?;
+        Ok(answer)
+    }
+
+    pub(crate) fn started(&self) -> &Started {
+        &self.started
+    }
+
+    /// The next piece; `None` after the last one. A fault is the last item too.
+    pub(crate) async fn next(&mut self) -> Result<Option<Piece>, Fault> {
+        if let Some(piece) = self.ahead.take() {
+            return Ok(Some(piece));
+        }
+        if self.ended {
+            return Ok(None);
+        }
+        let left = self.resume.deadline().saturating_sub(self.service.clock.now());
+        let shutdown = self.service.shutdown.clone();
+        let read = tokio::select! {
+            read = tokio::time::timeout(left, self.read()) => read.unwrap_or_else(|_| Err(past_deadline().into())),
+            () = shutdown.stopped() => Err(Fault::NotReady("the server stopped".to_owned())),
+        };
+        match read {
+            Ok(piece) => {
+                if piece.finish.is_some() {
+                    self.end();
+                }
+                Ok(Some(piece))
+            }
+            Err(fault) => {
+                self.end();
+                self.service.note(&fault);
+                Err(fault)
+            }
+        }
+    }
+
+    /// The whole answer.
+    pub(crate) async fn whole(&mut self) -> Result<Whole, Fault> {
+        let (mut text, mut tokens, mut latencies) = (String::new(), Vec::new(), Vec::new());
+        loop {
+            let Some(piece) = self.next().await? else {
+                let error =
+                    proto::Error::new(proto::Reason::Internal, "the answer ended without a last token");
+                return Err(error.into());
+            };
+            text.push_str(&piece.text);
+            tokens.push(piece.token);
+            latencies.push(piece.latency);
+            if let Some(finish) = piece.finish {
+                return Ok(Whole { text, tokens, latencies, finish });
+            }
+        }
+    }
+
+    fn end(&mut self) {
+        self.ended = true;
+        // The engine may be past a stop string: this is what stops it.
+        self.call = None;
+    }
+
+    /// Reads until there is a piece. May be dropped at any await and called again.
+    async fn read(&mut self) -> Result<Piece, Fault> {
+        let mut event = if self.call.is_some() { None } else { Some(Event::Start) };
+        loop {
+            let happened = match (event.take(), &mut self.call) {
+                (Some(happened), _) => happened,
+                (None, Some(call)) => self.service.routers.next(call).await,
+                (None, None) => Event::Tick,
+            };
+            if let Event::Lost(error) = &happened {
+                self.call = None;
+                metrics::resumed();
+                tracing::info!(%error, "going on through another router");
+            }
+            match self.resume.on(happened, self.service.clock.now()) {
+                Action::Emit(token) => return Ok(self.piece(token)),
+                Action::Skip => {}
+                Action::Fail(error) => return Err(error.into()),
+                Action::WaitUntil(until) => {
+                    tokio::time::sleep(until.saturating_sub(self.service.clock.now())).await;
+                    event = Some(Event::Tick);
+                }
+                Action::Route(generation) => match self.service.routers.route(generation).await {
+                    Ok(call) => self.call = Some(call),
+                    Err(failed) => event = Some(failed),
+                },
+            }
+        }
+    }
+
+    fn piece(&mut self, token: proto::Token) -> Piece {
+        let now = self.service.clock.now();
+        let latency = now.saturating_sub(self.last_token);
+        self.last_token = now;
+        match self.timing {
+            Some(Timing::First) => metrics::first_token(latency, false),
+            Some(Timing::Next) => metrics::next_token(latency, false),
+            None => {}
+        }
+        self.timing = Some(Timing::Next);
+        let (text, finish) = self.transcript.push(&token);
+        Piece { token, text, latency, finish }
+    }
+}

@@ -1,0 +1,130 @@
+//! What the routes of MindIE's family share: the error object, the limits of a prompt, the form of an id.
+
+use std::ops::RangeInclusive;
+
+use bytes::Bytes;
+use http::StatusCode;
+use proto::Reason;
+use serde::Serialize;
+
+use super::{Family, json};
+use crate::fault::Fault;
+
+/// Range of counts: from 1 to the most of 32 bits with sign.
+pub(crate) const COUNT: RangeInclusive<u64> = 1..=i32::MAX as u64;
+
+/// Most characters of a prompt.
+const PROMPT_CHARS_MAX: usize = 4 << 20;
+
+/// The family of `/v2` and `/generate`.
+pub(crate) struct MindIe;
+
+#[derive(Serialize)]
+struct ErrorBody<'a> {
+    error: &'a str,
+    error_type: &'a str,
+}
+
+/// The error object, as text.
+pub(crate) fn error_json(fault: &Fault) -> String {
+    json(&ErrorBody { error: &fault.to_string(), error_type: status_of(fault).1 })
+}
+
+impl Family for MindIe {
+    fn refusal(fault: &Fault) -> (StatusCode, Bytes) {
+        (status_of(fault).0, error_json(fault).into())
+    }
+}
+
+fn status_of(fault: &Fault) -> (StatusCode, &'static str) {
+    const INPUT: &str = "Input Validation Error";
+    const INCOMPLETE: &str = "Incomplete Generation";
+    const OVERLOADED: &str = "Overloaded";
+    const UNAVAILABLE: &str = "Service Unavailable";
+    const NOT_FOUND: &str = "NotFoundError";
+    match fault {
+        Fault::Field { .. } | Fault::Context { .. } | Fault::Body(_) => {
+            (StatusCode::UNPROCESSABLE_ENTITY, INPUT)
+        }
+        Fault::BodyTooLarge { .. } => (StatusCode::PAYLOAD_TOO_LARGE, INPUT),
+        Fault::Path(_) | Fault::Model(_) => (StatusCode::NOT_FOUND, NOT_FOUND),
+        Fault::Method { .. } => (StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed"),
+        Fault::Busy { .. } => (StatusCode::TOO_MANY_REQUESTS, OVERLOADED),
+        Fault::NotReady(_) => (StatusCode::SERVICE_UNAVAILABLE, UNAVAILABLE),
+        Fault::Service(error) => match error.reason {
+            Reason::InvalidArgument => (StatusCode::UNPROCESSABLE_ENTITY, INPUT),
+            Reason::ModelNotFound => (StatusCode::NOT_FOUND, NOT_FOUND),
+            Reason::QueueFull | Reason::OutOfBlocks => (StatusCode::TOO_MANY_REQUESTS, OVERLOADED),
+            Reason::Deadline => (StatusCode::REQUEST_TIMEOUT, INCOMPLETE),
+            Reason::WorkerLost => (StatusCode::SERVICE_UNAVAILABLE, UNAVAILABLE),
+            Reason::Internal | Reason::Cancelled => (StatusCode::INTERNAL_SERVER_ERROR, INCOMPLETE),
+            // A hand-off that failed in every attempt.
+            _ => (StatusCode::FAILED_DEPENDENCY, "Generation Error"),
+        },
+    }
+}
+
+/// Checks the length of a prompt's text, in units of UTF-16 as MindIE counts characters.
+pub(crate) fn check_prompt(text: &str, field: &str) -> Result<(), Fault> {
+    if text.is_empty() {
+        return Err(Fault::field(field, "must not be empty"));
+    }
+    // A unit takes at least one byte in UTF-8 too, so most texts need no count.
+    if text.len() > PROMPT_CHARS_MAX {
+        let count = text.encode_utf16().count();
+        if count > PROMPT_CHARS_MAX {
+            return Err(Fault::field(
+                field,
+                format!("expected at most {PROMPT_CHARS_MAX} characters, got {count}"),
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Checks a client's name for its request.
+pub(crate) fn check_id(id: &str, field: &str) -> Result<(), Fault> {
+    let well_formed = (1..=256).contains(&id.len())
+        && id.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-'));
+    if well_formed {
+        return Ok(());
+    }
+    Err(Fault::field(field, "expected 1 to 256 of A-Z, a-z, 0-9, _ and -"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_has_a_message_and_a_type() {
+        let fault = Fault::field("parameters.top_k", "expected an integer");
+        let (status, body) = MindIe::refusal(&fault);
+        assert_eq!(status, 422);
+        assert_eq!(
+            body,
+            r#"{"error":"parameters.top_k: expected an integer","error_type":"Input Validation Error"}"#
+        );
+        assert_eq!(MindIe::refusal(&Fault::Model("x".into())).0, 404);
+        assert_eq!(MindIe::refusal(&Fault::Busy { limit: 1 }).0, 429);
+        assert_eq!(MindIe::refusal(&proto::Error::new(Reason::Deadline, "late").into()).0, 408);
+        assert_eq!(MindIe::refusal(&proto::Error::new(Reason::WorkerLost, "gone").into()).0, 503);
+        assert_eq!(MindIe::refusal(&proto::Error::new(Reason::ChecksumMismatch, "bad").into()).0, 424);
+    }
+
+    #[test]
+    fn ids_are_of_a_few_characters() {
+        assert_eq!(check_id("a123-_B", "id"), Ok(()));
+        assert_eq!(check_id(&"x".repeat(256), "id"), Ok(()));
+        for bad in ["", "a b", "é", "a/b", &"x".repeat(257)] {
+            assert!(check_id(bad, "id").is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_prompt_may_have_four_mebi_characters() {
+        assert!(check_prompt("", "p").is_err());
+        assert_eq!(check_prompt(&"é".repeat(PROMPT_CHARS_MAX), "p"), Ok(()));
+        assert!(check_prompt(&"a".repeat(PROMPT_CHARS_MAX + 1), "p").is_err());
+    }
+}

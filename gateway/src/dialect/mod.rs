@@ -1,0 +1,136 @@
+//! The APIs that clients speak. Each is a folder of its own: JSON in, one domain request out; pieces in, its own
+//! framing out. What two of them share stands here and knows neither.
+
+pub(crate) mod fields;
+pub(crate) mod mindie;
+pub(crate) mod openai;
+pub(crate) mod parts;
+pub(crate) mod triton;
+pub(crate) mod vllm;
+
+use bytes::Bytes;
+use http::StatusCode;
+use serde::Serialize;
+
+use crate::answer::Started;
+use crate::domain::{Piece, Request, Whole};
+use crate::fault::Fault;
+
+/// A parsed call: what is asked for, and who writes the answer.
+#[derive(Debug)]
+pub(crate) struct Call<W> {
+    pub(crate) request: Request,
+    pub(crate) writer: W,
+    pub(crate) stream: bool,
+}
+
+/// Events of a stream, each of which is sent on its own.
+pub(crate) type Events = Vec<Bytes>;
+
+/// How an API writes an answer.
+pub(crate) trait Writer: Send + 'static {
+    /// The content type of a stream.
+    const STREAM_TYPE: &'static str;
+
+    /// The answer begins; its first piece comes next.
+    fn begin(&mut self, started: &Started, events: &mut Events);
+    /// A piece; the last one has its finish set, and nothing but [`Self::end`] follows it.
+    fn piece(&mut self, piece: &Piece, events: &mut Events);
+    /// The answer was complete.
+    fn end(&mut self, events: &mut Events);
+    /// The answer failed after it began: the last event.
+    fn fault(&mut self, fault: &Fault) -> Bytes;
+    /// The body of an answer in one piece.
+    fn whole(&mut self, started: &Started, whole: &Whole) -> Bytes;
+}
+
+/// A family of APIs that refuse in the same way.
+pub(crate) trait Family {
+    /// Status and body of a refusal.
+    fn refusal(fault: &Fault) -> (StatusCode, Bytes);
+}
+
+/// JSON on one line. The three line separators beyond ASCII are escaped: clients that split a stream into lines the
+/// Unicode way would cut there.
+pub(crate) fn json(value: &impl Serialize) -> String {
+    let text = serde_json::to_string(value).expect("a tree of strings, numbers and lists is always JSON");
+    if !text.contains(['\u{85}', '\u{2028}', '\u{2029}']) {
+        return text;
+    }
+    text.replace('\u{85}', "\\u0085").replace('\u{2028}', "\\u2028").replace('\u{2029}', "\\u2029")
+}
+
+/// Milliseconds, to the microsecond.
+pub(crate) fn milliseconds(duration: std::time::Duration) -> f64 {
+    duration.as_micros() as f64 / 1000.0
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use checkpoint::TokenizerBundle;
+    use proto::{Digest, FinishReason, ModelDescription, Token};
+
+    use super::*;
+    use crate::domain::Finish;
+    use crate::models::Model;
+
+    /// A started answer of a model whose text no writer looks at.
+    pub(crate) fn started(name: &str, prompt_tokens: usize, prompt_text: Option<&str>) -> Started {
+        let bundle = crate::bundle::byte_bundle();
+        let description = ModelDescription {
+            name: name.to_owned(),
+            fingerprint: Digest([0xab; 32]),
+            tokenizer: bundle.digest(),
+            context_len: 64,
+            vocab_size: TokenizerBundle::vocab_size(&bundle),
+            numerics: "test".to_owned(),
+        };
+        let model = Model { description, text: Arc::new(bundle.open().unwrap()) };
+        Started { model: Arc::new(model), prompt_tokens, prompt_text: prompt_text.map(ToOwned::to_owned) }
+    }
+
+    /// Pieces with these texts, 5 ms apart, the last with this finish.
+    pub(crate) fn pieces(texts: &[&str], finish: Finish) -> Vec<Piece> {
+        let count = texts.len();
+        let piece = |(index, text): (usize, &&str)| {
+            let finish = (index + 1 == count).then(|| finish.clone());
+            let token = Token {
+                index,
+                id: index as u32,
+                logprob: -1.0,
+                batch_size: 2,
+                queue_wait: Duration::from_micros(30 + index as u64),
+                finish: finish.as_ref().map(FinishReason::from),
+            };
+            Piece { token, text: (*text).to_owned(), latency: Duration::from_micros(5250), finish }
+        };
+        texts.iter().enumerate().map(piece).collect()
+    }
+
+    /// The same as a whole answer.
+    pub(crate) fn whole(pieces: &[Piece]) -> Whole {
+        Whole {
+            text: pieces.iter().map(|piece| piece.text.as_str()).collect(),
+            tokens: pieces.iter().map(|piece| piece.token.clone()).collect(),
+            latencies: pieces.iter().map(|piece| piece.latency).collect(),
+            finish: pieces.last().and_then(|piece| piece.finish.clone()).expect("a last piece"),
+        }
+    }
+
+    /// All that a writer streams, event by event.
+    pub(crate) fn streamed(writer: &mut impl Writer, started: &Started, pieces: &[Piece]) -> Vec<String> {
+        let mut events = Events::new();
+        writer.begin(started, &mut events);
+        pieces.iter().for_each(|piece| writer.piece(piece, &mut events));
+        writer.end(&mut events);
+        events.iter().map(|event| String::from_utf8(event.to_vec()).unwrap()).collect()
+    }
+
+    #[test]
+    fn json_has_no_line_separator() {
+        assert_eq!(json(&"a\u{2028}b\u{2029}c\u{85}d\r\n"), r#""a\u2028b\u2029c\u0085d\r\n""#);
+    }
+}

@@ -1,0 +1,240 @@
+//! The response of `generate` and the events of `generate_stream`.
+
+use bytes::Bytes;
+use serde::Serialize;
+
+use crate::answer::Started;
+use crate::dialect::{Events, Writer, json, milliseconds, mindie};
+use crate::domain::{Finish, Piece, Whole};
+use crate::fault::Fault;
+
+/// What the request says of the response.
+#[derive(Debug)]
+pub(super) struct Shape {
+    pub(super) id: String,
+    pub(super) details: bool,
+}
+
+/// Times of a request's tokens that were generated elsewhere, in milliseconds.
+#[derive(Debug)]
+pub(super) struct Earlier {
+    pub(super) first_token_cost: Option<u64>,
+    pub(super) decode_time: Vec<u64>,
+}
+
+/// Writes answers of one call.
+#[derive(Debug)]
+pub(crate) struct TritonWriter {
+    shape: Shape,
+    earlier: Option<Earlier>,
+    model: String,
+    /// Milliseconds of decoding so far, those of elsewhere included.
+    decode_cost: f64,
+    begun: bool,
+}
+
+/// Field order is part of the format.
+#[derive(Serialize)]
+struct Response<'a, T: Serialize> {
+    id: &'a str,
+    model_name: &'a str,
+    model_version: Option<&'a str>,
+    text_output: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    details: Option<Details<T>>,
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    times: Option<Times>,
+}
+
+/// Counts are single numbers in a stream and lists, one per token, in a whole answer.
+#[derive(Serialize)]
+struct Details<T: Serialize> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    finish_reason: Option<&'static str>,
+    generated_tokens: usize,
+    /// Milliseconds; known only for a request that brought it along.
+    first_token_cost: Option<u64>,
+    /// Milliseconds, likewise.
+    decode_cost: Option<u64>,
+    batch_size: T,
+    /// Microseconds.
+    queue_wait_time: T,
+}
+
+/// Milliseconds of the one token of an event.
+#[derive(Serialize)]
+struct Times {
+    prefill_time: Option<f64>,
+    decode_time: Option<f64>,
+}
+
+impl TritonWriter {
+    pub(super) fn new(shape: Shape, earlier: Option<Earlier>) -> Self {
+        let decode_cost = earlier.iter().flat_map(|earlier| &earlier.decode_time).map(|ms| *ms as f64).sum();
+        Self { shape, earlier, model: String::new(), decode_cost, begun: false }
+    }
+
+    /// Takes a token's latency: a first token's is its prefill's, unless the client has had its first token before;
+    /// then the gap is one long decode step.
+    fn times(&mut self, latency: std::time::Duration) -> Times {
+        let ms = milliseconds(latency);
+        let first = !self.begun && self.earlier.is_none();
+        self.begun = true;
+        if first {
+            return Times { prefill_time: Some(ms), decode_time: None };
+        }
+        self.decode_cost += ms;
+        Times { prefill_time: None, decode_time: Some(ms) }
+    }
+
+    fn details<T: Serialize>(
+        &self,
+        finish: Option<&Finish>,
+        generated_tokens: usize,
+        batch_size: T,
+        queue_wait_time: T,
+    ) -> Option<Details<T>> {
+        let first_token_cost = self.earlier.as_ref().and_then(|earlier| earlier.first_token_cost);
+        self.shape.details.then(|| Details {
+            finish_reason: finish.map(finish_reason),
+            generated_tokens,
+            first_token_cost,
+            decode_cost: first_token_cost.map(|_| self.decode_cost.round() as u64),
+            batch_size,
+            queue_wait_time,
+        })
+    }
+}
+
+/// A stop string is no field of this API, so both kinds of stop have the name that the KServe protocol gives them.
+fn finish_reason(finish: &Finish) -> &'static str {
+    match finish {
+        Finish::Eos => "eos_token",
+        Finish::StopToken | Finish::StopString => "stop_sequence",
+        Finish::Length => "length",
+    }
+}
+
+fn event(json: &str) -> Bytes {
+    format!("data:{json}\n\n").into()
+}
+
+impl Writer for TritonWriter {
+    const STREAM_TYPE: &'static str = "text/event-stream";
+
+    fn begin(&mut self, started: &Started, _events: &mut Events) {
+        self.model.clone_from(&started.model.description.name);
+    }
+
+    fn piece(&mut self, piece: &Piece, events: &mut Events) {
+        let times = self.times(piece.latency);
+        let token = &piece.token;
+        let queue_wait = u64::try_from(token.queue_wait.as_micros()).unwrap_or(u64::MAX);
+        let details =
+            self.details(piece.finish.as_ref(), piece.generated(), u64::from(token.batch_size), queue_wait);
+        let response = Response {
+            id: &self.shape.id,
+            model_name: &self.model,
+            model_version: None,
+            text_output: &piece.text,
+            details,
+            times: self.shape.details.then_some(times),
+        };
+        events.push(event(&json(&response)));
+    }
+
+    fn end(&mut self, _events: &mut Events) {}
+
+    fn fault(&mut self, fault: &Fault) -> Bytes {
+        event(&mindie::error_json(fault))
+    }
+
+    fn whole(&mut self, started: &Started, whole: &Whole) -> Bytes {
+        for latency in &whole.latencies {
+            self.times(*latency);
+        }
+        let batch_sizes = whole.tokens.iter().map(|token| u64::from(token.batch_size)).collect();
+        let waits = whole
+            .tokens
+            .iter()
+            .map(|token| u64::try_from(token.queue_wait.as_micros()).unwrap_or(u64::MAX))
+            .collect::<Vec<u64>>();
+        let details = self.details(Some(&whole.finish), whole.generated(), batch_sizes, waits);
+        let response = Response {
+            id: &self.shape.id,
+            model_name: &started.model.description.name,
+            model_version: None,
+            text_output: &whole.text,
+            details,
+            times: None,
+        };
+        json(&response).into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dialect::tests::{pieces, started, streamed, whole};
+
+    fn writer(details: bool, earlier: Option<Earlier>) -> TritonWriter {
+        TritonWriter::new(Shape { id: "a123".into(), details }, earlier)
+    }
+
+    #[test]
+    fn a_stream_with_details_has_the_documented_bytes() {
+        let started = started("llama3-70b", 6, None);
+        let events = streamed(&mut writer(true, None), &started, &pieces(&["live", " in"], Finish::Length));
+        assert_eq!(
+            events,
+            [
+                "data:{\"id\":\"a123\",\"model_name\":\"llama3-70b\",\"model_version\":null,\"text_output\":\"live\",\
+                 \"details\":{\"generated_tokens\":1,\"first_token_cost\":null,\"decode_cost\":null,\"batch_size\":2,\
+                 \"queue_wait_time\":30},\"prefill_time\":5.25,\"decode_time\":null}\n\n",
+                "data:{\"id\":\"a123\",\"model_name\":\"llama3-70b\",\"model_version\":null,\"text_output\":\" in\",\
+                 \"details\":{\"finish_reason\":\"length\",\"generated_tokens\":2,\"first_token_cost\":null,\
+                 \"decode_cost\":null,\"batch_size\":2,\"queue_wait_time\":31},\"prefill_time\":null,\
+                 \"decode_time\":5.25}\n\n",
+            ]
+        );
+    }
+
+    #[test]
+    fn a_stream_without_details_has_neither_details_nor_times() {
+        let events =
+            streamed(&mut writer(false, None), &started("m", 1, None), &pieces(&["a\u{2028}"], Finish::Eos));
+        assert_eq!(
+            events,
+            [
+                "data:{\"id\":\"a123\",\"model_name\":\"m\",\"model_version\":null,\"text_output\":\"a\\u2028\"}\n\n"
+            ]
+        );
+    }
+
+    #[test]
+    fn a_whole_answer_lists_what_a_stream_tells_one_by_one() {
+        let pieces = pieces(&["a", "b"], Finish::Eos);
+        let body = writer(true, None).whole(&started("m", 1, None), &whole(&pieces));
+        assert_eq!(
+            body,
+            "{\"id\":\"a123\",\"model_name\":\"m\",\"model_version\":null,\"text_output\":\"ab\",\"details\":\
+             {\"finish_reason\":\"eos_token\",\"generated_tokens\":2,\"first_token_cost\":null,\"decode_cost\":null,\
+             \"batch_size\":[2,2],\"queue_wait_time\":[30,31]}}"
+        );
+    }
+
+    #[test]
+    fn a_moved_request_shows_one_long_gap_and_no_second_first_token() {
+        let earlier = Earlier { first_token_cost: Some(31), decode_time: vec![9, 8] };
+        let events =
+            streamed(&mut writer(true, Some(earlier)), &started("m", 1, None), &pieces(&["x"], Finish::Eos));
+        assert!(events[0].contains("\"first_token_cost\":31,\"decode_cost\":22,"), "{}", events[0]);
+        assert!(events[0].ends_with("\"prefill_time\":null,\"decode_time\":5.25}\n\n"), "{}", events[0]);
+    }
+
+    #[test]
+    fn a_late_fault_is_an_event() {
+        let event = writer(true, None).fault(&Fault::NotReady("gone".into()));
+        assert_eq!(event, "data:{\"error\":\"gone\",\"error_type\":\"Service Unavailable\"}\n\n");
+    }
+}

@@ -1,0 +1,185 @@
+//! The one request that every dialect converts into, and the pieces that answer it.
+
+use std::time::Duration;
+
+use proto::{FinishReason, SamplingParams, Token, TokenId};
+
+/// A request for text, parsed and within its API's ranges; whether it fits the model is left to admission.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Request {
+    /// Public name of the model; the only one served when absent.
+    pub model: Option<String>,
+    /// What to continue.
+    pub prompt: Prompt,
+    /// How to choose tokens; its seed has no meaning, [`Request::seed`] has.
+    pub sampling: SamplingParams,
+    /// Decides the random numbers; drawn at admission when absent.
+    pub seed: Option<u64>,
+    /// How much to generate.
+    pub max_tokens: MaxTokens,
+    /// When to stop before that.
+    pub stop: Stop,
+    /// Leave the text of special tokens out.
+    pub skip_special_tokens: bool,
+    /// Total deadline; the gateway's own when absent.
+    pub timeout: Option<Duration>,
+    /// The answer's writer wants the prompt's text.
+    pub echo: bool,
+    /// What the dialect calls the fields that admission may find at fault.
+    pub names: FieldNames,
+}
+
+impl Request {
+    /// A greedy request with nothing but a prompt.
+    pub fn new(prompt: Prompt, names: FieldNames) -> Self {
+        Self {
+            model: None,
+            prompt,
+            sampling: SamplingParams::default(),
+            seed: None,
+            max_tokens: MaxTokens::Fill,
+            stop: Stop::default(),
+            skip_special_tokens: true,
+            timeout: None,
+            echo: false,
+            names,
+        }
+    }
+}
+
+/// What to continue.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Prompt {
+    /// Text; special tokens in it are read as such.
+    Text(String),
+    /// Tokens, taken as they are.
+    Tokens(Vec<TokenId>),
+    /// Tokens of which the last were generated before, for a client that itself moves a request.
+    Resumed {
+        /// Prompt, then the generated tokens.
+        tokens: Vec<TokenId>,
+        /// How many at the end were generated.
+        generated: usize,
+    },
+    /// A chat, rendered by the model's template.
+    Chat(Vec<Message>),
+}
+
+/// One message of a chat.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Message {
+    /// Who speaks, in the template's words.
+    pub role: String,
+    /// What is said.
+    pub content: String,
+    /// The speaker's name, for templates that print it.
+    pub name: Option<String>,
+}
+
+/// How much to generate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MaxTokens {
+    /// As much as fits the context.
+    Fill,
+    /// So many, or fewer where the context ends before.
+    Clamp(usize),
+    /// So many, and a fault where the context ends before.
+    Exact(usize),
+}
+
+/// What ends the text besides its length.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct Stop {
+    /// Strings, none empty; the first to be complete in the text ends it.
+    pub strings: Vec<String>,
+    /// Token ids.
+    pub token_ids: Vec<TokenId>,
+    /// Keep what ended the text.
+    pub include: bool,
+    /// Go on after an end-of-sequence token.
+    pub ignore_eos: bool,
+}
+
+/// A dialect's names of the fields that admission looks at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FieldNames {
+    /// The prompt.
+    pub prompt: &'static str,
+    /// Most tokens to generate.
+    pub max_tokens: &'static str,
+    /// The model.
+    pub model: &'static str,
+}
+
+/// One generated token and the text that it completed.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Piece {
+    /// The token.
+    pub token: Token,
+    /// Whole characters; empty while a character or a possible stop string is incomplete.
+    pub text: String,
+    /// From arrival to the first token, then from token to token, on the gateway's clock.
+    pub latency: Duration,
+    /// Set on the last piece.
+    pub finish: Option<Finish>,
+}
+
+impl Piece {
+    /// Tokens generated so far, this one included.
+    pub fn generated(&self) -> usize {
+        self.token.index + 1
+    }
+}
+
+/// Why a text ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Finish {
+    /// The model ended it.
+    Eos,
+    /// A stop token.
+    StopToken,
+    /// A stop string.
+    StopString,
+    /// The most tokens asked for, or the end of the context.
+    Length,
+}
+
+impl From<FinishReason> for Finish {
+    fn from(reason: FinishReason) -> Self {
+        match reason {
+            FinishReason::Eos => Self::Eos,
+            FinishReason::StopToken => Self::StopToken,
+            FinishReason::Length => Self::Length,
+        }
+    }
+}
+
+impl From<&Finish> for FinishReason {
+    fn from(finish: &Finish) -> Self {
+        match finish {
+            Finish::Eos => Self::Eos,
+            Finish::StopToken | Finish::StopString => Self::StopToken,
+            Finish::Length => Self::Length,
+        }
+    }
+}
+
+/// A whole answer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Whole {
+    /// The text.
+    pub text: String,
+    /// Its tokens.
+    pub tokens: Vec<Token>,
+    /// See [`Piece::latency`]; one per token.
+    pub latencies: Vec<Duration>,
+    /// Why it ended.
+    pub finish: Finish,
+}
+
+impl Whole {
+    /// Tokens generated, counting those that a resumed request brought.
+    pub fn generated(&self) -> usize {
+        self.tokens.last().map_or(0, |token| token.index + 1)
+    }
+}

@@ -1,0 +1,90 @@
+//! What can go wrong with a request, before any API's words and status codes are put to it.
+
+use proto::{Error, Reason};
+
+/// A refusal or failure. Each dialect writes it with its own status and error object.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum Fault {
+    /// A field is missing, of the wrong type, out of its range, or asks for what is not there.
+    #[error("{field}: {message}")]
+    Field {
+        /// Path of the field in the request, as the client wrote it.
+        field: String,
+        /// What was expected and what came.
+        message: String,
+    },
+    /// Prompt and output do not fit the model's context.
+    #[error("{field}: {message}")]
+    Context {
+        /// The field that is too long.
+        field: String,
+        /// Both numbers.
+        message: String,
+    },
+    /// The body is not a JSON object.
+    #[error("body: {0}")]
+    Body(String),
+    /// The body is larger than is read.
+    #[error("body: more than {limit} bytes")]
+    BodyTooLarge {
+        /// Most bytes that are read.
+        limit: usize,
+    },
+    /// No route has this path.
+    #[error("no such path: {0}")]
+    Path(String),
+    /// The path exists, for another method.
+    #[error("method {method} is not allowed on {path}")]
+    Method {
+        /// The method that came.
+        method: String,
+        /// The path.
+        path: String,
+    },
+    /// No model of this name is served.
+    #[error("model {0:?} is not served here")]
+    Model(String),
+    /// As many requests as may run are running.
+    #[error("{limit} requests are running, which is the most; try again later")]
+    Busy {
+        /// How many may run.
+        limit: usize,
+    },
+    /// Nothing can be served yet, or no longer.
+    #[error("{0}")]
+    NotReady(String),
+    /// The service behind failed or refused.
+    #[error("{}", .0.message)]
+    Service(Error),
+}
+
+impl Fault {
+    /// A fault of the field.
+    pub fn field(field: impl Into<String>, message: impl Into<String>) -> Self {
+        Self::Field { field: field.into(), message: message.into() }
+    }
+
+    /// The service's stable name for this kind of fault.
+    pub fn reason(&self) -> Reason {
+        match self {
+            Self::Field { .. } | Self::Context { .. } | Self::Body(_) => Reason::InvalidArgument,
+            Self::BodyTooLarge { .. } | Self::Path(_) | Self::Method { .. } => Reason::InvalidArgument,
+            Self::Model(_) => Reason::ModelNotFound,
+            Self::Busy { .. } => Reason::QueueFull,
+            Self::NotReady(_) => Reason::WorkerLost,
+            Self::Service(error) => error.reason,
+        }
+    }
+}
+
+impl From<Error> for Fault {
+    fn from(error: Error) -> Self {
+        Self::Service(error)
+    }
+}
+
+impl From<Fault> for Error {
+    fn from(fault: Fault) -> Self {
+        Self::new(fault.reason(), fault.to_string())
+    }
+}

@@ -1,0 +1,274 @@
+//! The HTTP front: routes, limits, and how an answer of any dialect goes out.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::extract::rejection::{BytesRejection, FailedToBufferBody};
+use axum::extract::{DefaultBodyLimit, FromRequest, Path, Request, State};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use http::header::{CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER};
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
+use tower_http::catch_panic::CatchPanicLayer;
+
+use crate::answer::Answer;
+use crate::dialect::mindie::MindIe;
+use crate::dialect::openai::{self, OpenAi};
+use crate::dialect::triton::{self, Envelope};
+use crate::dialect::{Call, Events, Family, Writer, vllm};
+use crate::fault::Fault;
+use crate::service::{Service, Ticket};
+
+const JSON: HeaderValue = HeaderValue::from_static("application/json");
+
+/// Set by a client that moves a request which already has tokens.
+const IS_RECOMPUTE: HeaderName = HeaderName::from_static("is-recompute");
+
+/// Tells OpenAI's clients whether to try again.
+const SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
+
+type Shared = State<Arc<Service>>;
+
+/// All routes.
+pub(crate) fn routes(service: Arc<Service>) -> Router {
+    let body_limit = DefaultBodyLimit::max(service.config.body_bytes_max);
+    Router::new()
+        .route("/v2/health/live", get(live))
+        .route("/v2/health/ready", get(ready))
+        .route("/health", get(ready))
+        .route("/v2/models/{model}/generate", post(triton_generate))
+        .route("/v2/models/{model}/generate_stream", post(triton_generate_stream))
+        .route("/generate", post(vllm_generate))
+        .route("/v1/chat/completions", post(chat_completions))
+        .route("/v1/models", get(list_models))
+        .route("/v1/models/{*id}", get(get_model))
+        .fallback(unknown_path)
+        .method_not_allowed_fallback(wrong_method)
+        .layer(body_limit)
+        .layer(CatchPanicLayer::custom(panicked))
+        .with_state(service)
+}
+
+async fn live() -> StatusCode {
+    StatusCode::OK
+}
+
+async fn ready(State(service): Shared) -> StatusCode {
+    if service.is_ready() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }
+}
+
+async fn triton_generate(state: Shared, path: Path<String>, request: Request) -> Response {
+    triton_call(state, path, request, false).await
+}
+
+async fn triton_generate_stream(state: Shared, path: Path<String>, request: Request) -> Response {
+    triton_call(state, path, request, true).await
+}
+
+async fn triton_call(
+    State(service): Shared,
+    Path(model): Path<String>,
+    request: Request,
+    stream: bool,
+) -> Response {
+    let recompute = request
+        .headers()
+        .get(IS_RECOMPUTE)
+        .is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"true"));
+    serve::<MindIe, _>(&service, "triton", request, |service, body| {
+        // An unknown model comes before a fault of the body.
+        service.model(Some(&model), "model")?;
+        triton::parse(Envelope { model: &model, stream, recompute }, body)
+    })
+    .await
+}
+
+async fn vllm_generate(State(service): Shared, request: Request) -> Response {
+    serve::<MindIe, _>(&service, "vllm", request, |_, body| vllm::parse(body)).await
+}
+
+async fn chat_completions(State(service): Shared, request: Request) -> Response {
+    serve::<OpenAi, _>(&service, "openai", request, |_, body| openai::parse_chat(body)).await
+}
+
+async fn list_models(State(service): Shared) -> Response {
+    let served = service.served.borrow().clone();
+    let models = openai::models(served.models.iter().map(Arc::as_ref), service.started_at);
+    ([(CONTENT_TYPE, JSON)], models).into_response()
+}
+
+async fn get_model(State(service): Shared, Path(id): Path<String>) -> Response {
+    let served = service.served.borrow().clone();
+    match served.find(&id) {
+        Some(model) => ([(CONTENT_TYPE, JSON)], openai::model(model, service.started_at)).into_response(),
+        None => refusal::<OpenAi>(&Fault::Model(id)),
+    }
+}
+
+/// One request from arrival to the start of its answer: a place, the body, the dialect's reading of it, the first
+/// token. A fault up to there has a status of its own.
+async fn serve<F: Family, W: Writer>(
+    service: &Arc<Service>,
+    dialect: &'static str,
+    request: Request,
+    parse: impl FnOnce(&Service, &[u8]) -> Result<Call<W>, Fault>,
+) -> Response {
+    let mut ticket = match service.ticket(dialect) {
+        Ok(ticket) => ticket,
+        Err(fault) => {
+            let response = refusal::<F>(&fault);
+            crate::metrics::answered(dialect, response.status().as_u16());
+            return response;
+        }
+    };
+    match answer::<F, W>(service, &mut ticket, request, parse).await {
+        Ok(Out::Whole(body)) => {
+            ticket.ended(StatusCode::OK.as_u16());
+            ([(CONTENT_TYPE, JSON)], body).into_response()
+        }
+        Ok(Out::Stream(answer, writer)) => stream::<F, W>(*answer, writer, ticket),
+        Err(fault) => {
+            let response = refusal::<F>(&fault);
+            ticket.ended(response.status().as_u16());
+            response
+        }
+    }
+}
+
+enum Out<W> {
+    Whole(Bytes),
+    Stream(Box<Answer>, W),
+}
+
+async fn answer<F: Family, W: Writer>(
+    service: &Arc<Service>,
+    ticket: &mut Ticket,
+    request: Request,
+    parse: impl FnOnce(&Service, &[u8]) -> Result<Call<W>, Fault>,
+) -> Result<Out<W>, Fault> {
+    let body = read_body(service, request).await?;
+    let Call { request, mut writer, stream } = parse(service, &body)?;
+    drop(body);
+    let mut answer = service.start(request, ticket).await?;
+    if stream {
+        return Ok(Out::Stream(Box::new(answer), writer));
+    }
+    let whole = answer.whole().await?;
+    Ok(Out::Whole(writer.whole(answer.started(), &whole)))
+}
+
+async fn read_body(service: &Service, request: Request) -> Result<Bytes, Fault> {
+    let limit = service.config.body_bytes_max;
+    Bytes::from_request(request, &()).await.map_err(|rejection| match rejection {
+        BytesRejection::FailedToBufferBody(FailedToBufferBody::LengthLimitError(_)) => {
+            Fault::BodyTooLarge { limit }
+        }
+        other => Fault::Body(other.body_text()),
+    })
+}
+
+/// Sends an answer piece by piece. Each event is a chunk of its own, so that clients that take a chunk for an event
+/// are right. When the client goes away the body is dropped, and with it the request everywhere.
+fn stream<F: Family, W: Writer>(answer: Answer, mut writer: W, ticket: Ticket) -> Response {
+    let mut events = Events::new();
+    writer.begin(answer.started(), &mut events);
+    let state = Streaming { answer, writer, ticket, waiting: events.into(), ended: false };
+    let body = futures::stream::unfold(state, |mut state| async move {
+        let event = state.next::<F>().await?;
+        Some((Ok::<_, std::convert::Infallible>(event), state))
+    });
+    let headers = [
+        (CONTENT_TYPE, HeaderValue::from_static(W::STREAM_TYPE)),
+        (CACHE_CONTROL, HeaderValue::from_static("no-cache")),
+    ];
+    (headers, Body::from_stream(body)).into_response()
+}
+
+struct Streaming<W> {
+    answer: Answer,
+    writer: W,
+    ticket: Ticket,
+    /// Events that are written and not sent.
+    waiting: VecDeque<Bytes>,
+    ended: bool,
+}
+
+impl<W: Writer> Streaming<W> {
+    async fn next<F: Family>(&mut self) -> Option<Bytes> {
+        loop {
+            if let Some(event) = self.waiting.pop_front() {
+                return Some(event);
+            }
+            if self.ended {
+                return None;
+            }
+            let mut events = Events::new();
+            match self.answer.next().await {
+                Ok(Some(piece)) => self.writer.piece(&piece, &mut events),
+                Ok(None) => {
+                    self.writer.end(&mut events);
+                    self.end(StatusCode::OK);
+                }
+                Err(fault) => {
+                    tracing::warn!(%fault, "answer failed after it began");
+                    events.push(self.writer.fault(&fault));
+                    self.end(F::refusal(&fault).0);
+                }
+            }
+            self.waiting.extend(events);
+        }
+    }
+
+    fn end(&mut self, status: StatusCode) {
+        self.ended = true;
+        self.ticket.ended(status.as_u16());
+    }
+}
+
+/// A refusal before the answer begins.
+fn refusal<F: Family>(fault: &Fault) -> Response {
+    let (status, body) = F::refusal(fault);
+    tracing::debug!(%fault, status = status.as_u16(), "request refused");
+    let mut headers = HeaderMap::new();
+    headers.insert(CONTENT_TYPE, JSON);
+    match status {
+        StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => {
+            headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
+        }
+        // OpenAI's clients repeat a request that timed out, which would only time out again.
+        StatusCode::REQUEST_TIMEOUT => {
+            headers.insert(SHOULD_RETRY, HeaderValue::from_static("false"));
+        }
+        _ => {}
+    }
+    (status, headers, body).into_response()
+}
+
+/// A refusal by the path's family.
+fn refusal_at(path: &str, fault: &Fault) -> Response {
+    if path == "/v1" || path.starts_with("/v1/") {
+        refusal::<OpenAi>(fault)
+    } else {
+        refusal::<MindIe>(fault)
+    }
+}
+
+async fn unknown_path(request: Request) -> Response {
+    let path = request.uri().path();
+    refusal_at(path, &Fault::Path(path.to_owned()))
+}
+
+async fn wrong_method(request: Request) -> Response {
+    let path = request.uri().path();
+    refusal_at(path, &Fault::Method { method: request.method().to_string(), path: path.to_owned() })
+}
+
+/// Answers for a handler that panicked. Both families read a string `error` or an object; clients of either see 500.
+fn panicked(panic: Box<dyn std::any::Any + Send>) -> Response {
+    let message =
+        panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    tracing::error!(message = message.unwrap_or("a panic without a message"), "a handler panicked");
+    refusal::<MindIe>(&Fault::Service(proto::Error::new(proto::Reason::Internal, "internal error")))
+}

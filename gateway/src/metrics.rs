@@ -1,0 +1,65 @@
+//! What the gateway counts. A readiness probe has the label `probe="true"` in each.
+
+use std::time::Duration;
+
+/// Requests by dialect and HTTP status; 499 for a client that went away.
+const REQUESTS_TOTAL: &str = "baton_gateway_requests_total";
+/// Requests that wait for their first token, and those that have one.
+const REQUESTS: &str = "baton_gateway_requests";
+/// Seconds from arrival to first token.
+const TTFT: &str = "baton_gateway_ttft_seconds";
+/// Seconds from one token to the next.
+const ITL: &str = "baton_gateway_itl_seconds";
+/// Requests that another router took over.
+const RESUMED_TOTAL: &str = "baton_gateway_requests_resumed_total";
+
+/// Label of a client that went away before its answer was complete.
+pub(crate) const CLIENT_GONE: u16 = 499;
+
+/// What a request is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum State {
+    /// It has no token yet.
+    Waiting,
+    /// It has one.
+    Running,
+}
+
+impl State {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Waiting => "waiting",
+            Self::Running => "running",
+        }
+    }
+
+    pub(crate) fn enter(self) {
+        metrics::gauge!(REQUESTS, "state" => self.name()).increment(1.0);
+    }
+
+    pub(crate) fn leave(self) {
+        metrics::gauge!(REQUESTS, "state" => self.name()).decrement(1.0);
+    }
+}
+
+fn probe_label(probe: bool) -> &'static str {
+    if probe { "true" } else { "false" }
+}
+
+pub(crate) fn answered(dialect: &'static str, status: u16) {
+    let probe = probe_label(dialect == "probe");
+    metrics::counter!(REQUESTS_TOTAL, "dialect" => dialect, "status" => status.to_string(), "probe" => probe)
+        .increment(1);
+}
+
+pub(crate) fn first_token(after: Duration, probe: bool) {
+    metrics::histogram!(TTFT, "probe" => probe_label(probe)).record(after.as_secs_f64());
+}
+
+pub(crate) fn next_token(after: Duration, probe: bool) {
+    metrics::histogram!(ITL, "probe" => probe_label(probe)).record(after.as_secs_f64());
+}
+
+pub(crate) fn resumed() {
+    metrics::counter!(RESUMED_TOTAL).increment(1);
+}

@@ -1,0 +1,47 @@
+//! A tokenizer whose token ids are bytes, so that a test can say "tokens" and mean text.
+
+use checkpoint::testing::GgufWriter;
+use checkpoint::{Checkpoint, TokenizerBundle};
+
+/// Begins a turn of a chat.
+pub const TURN: u32 = 256;
+/// Ends one, and the generation.
+pub const END: u32 = 257;
+/// Tokens of several bytes, which only a model would produce.
+pub const ABC: u32 = 258;
+pub const DEF: u32 = 259;
+pub const GH: u32 = 260;
+/// Tokens in all.
+pub const VOCAB: usize = 261;
+
+/// Ids 0 to 255 are bytes.
+pub fn byte_bundle() -> TokenizerBundle {
+    let mut tokens: Vec<String> = printable_bytes().into_iter().map(String::from).collect();
+    tokens.extend(["<|im_start|>", "<|im_end|>", "ABC", "DEF", "GH"].map(ToOwned::to_owned));
+    let mut kinds = vec![1; VOCAB];
+    kinds[TURN as usize] = 3;
+    kinds[END as usize] = 3;
+    let template = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}\
+                    {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
+    let file = tempfile::NamedTempFile::new().expect("a temporary file");
+    GgufWriter::new()
+        .string("general.architecture", "llama")
+        .string("tokenizer.ggml.model", "gpt2")
+        .string("tokenizer.ggml.pre", "gpt2")
+        .strings("tokenizer.ggml.tokens", &tokens)
+        .strings::<&str>("tokenizer.ggml.merges", &[])
+        .i32s("tokenizer.ggml.token_type", &kinds)
+        .u32("tokenizer.ggml.eos_token_id", END)
+        .string("tokenizer.chat_template", template)
+        .write(file.path());
+    Checkpoint::open(file.path()).and_then(|checkpoint| checkpoint.bundle()).expect("a well-formed file")
+}
+
+/// The character that stands for each byte in a byte-level vocabulary.
+fn printable_bytes() -> Vec<char> {
+    let shown = |byte: u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
+    let mut others = (256..).filter_map(char::from_u32);
+    (0..=255)
+        .map(|byte| if shown(byte) { char::from(byte) } else { others.next().expect("a character") })
+        .collect()
+}
