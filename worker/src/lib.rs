@@ -1,1 +1,35 @@
-//! Placeholder.
+//! What prefill and decode workers share.
+//!
+//! The rules of the hand-off are sans-IO: [`core`] says what a worker's core and its shell tell each other,
+//! [`holds`] is an owner's lease table, [`fences`] knows which attempts are welcome, and [`sending`] is a fetch as its
+//! owner serves it.
+//!
+//! Around a core stands its shell: [`shell`] runs it on the engine's thread and opens calls, and the gRPC services
+//! turn those calls into messages: [`kv_transfer`] and [`worker_service`] here, `Prefill` and `Decode` in the crates
+//! of the two roles. [`load`] makes the engine, [`run`] is a worker's life from start to drain. [`fail_points`] lists
+//! where tests can stop it.
+
+mod call;
+mod config;
+pub mod core;
+pub mod core_config;
+mod engine_loop;
+pub mod fail_points;
+pub mod fences;
+pub mod holds;
+mod inbox;
+pub mod items;
+pub mod kv_transfer;
+pub mod load;
+mod memory;
+mod meters;
+mod peers;
+pub mod planted;
+pub mod run;
+pub mod sending;
+pub mod shell;
+pub mod worker_service;
+
+pub use call::{CallStream, Item};
+pub use config::Config;
+pub use load::Source;

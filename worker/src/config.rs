@@ -1,0 +1,184 @@
+//! Configuration of a worker of either role.
+
+use std::time::Duration;
+
+use node::Listener;
+use proto::Role;
+use serde::{Deserialize, Serialize};
+
+use crate::load::Source;
+
+/// Every option of a worker. Where a default differs by role or by machine, the field is absent until it is set.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Config {
+    /// Address to serve gRPC at: `host:port`, or `local:NAME` within the process.
+    pub listen: String,
+    /// Address under which peers reach `listen`; `listen` itself when absent. Needed when `listen` names no
+    /// reachable host or leaves the port to the system.
+    pub advertise: Option<String>,
+    /// The model: path of a GGUF file, or `sim:` for the simulated one.
+    pub model: Source,
+    /// The model's public name; the file's name without its ending when absent.
+    pub served_name: Option<String>,
+    /// Threads that compute, the engine's own included; all cores when absent.
+    pub threads: Option<usize>,
+    /// Scheduling priority of those threads, 0 (normal) to 19 (least urgent). When absent 10 for prefill, so that
+    /// a decode worker on the same cores keeps its pace, and 0 for decode.
+    pub nice: Option<i32>,
+    /// KV blocks of the arena; when absent as many as [`crate::load`] finds fit for the machine.
+    pub kv_blocks: Option<usize>,
+    /// Tokens per KV block.
+    pub block_tokens: usize,
+    /// Most tokens of a step: what a long prefill is cut into.
+    pub step_tokens: usize,
+    /// Most sequences that run, or wait for their KV to arrive, at once.
+    pub sequences_max: usize,
+    /// Most sequences that wait to run.
+    pub waiting_max: usize,
+    /// Keep the KV of finished sequences for later ones that start with the same tokens.
+    pub prefix_cache: bool,
+    /// How long a hold outlives the router's call and each renewal, seconds.
+    #[serde(with = "seconds")]
+    pub lease_ttl_seconds: Duration,
+    /// How often a decode worker renews a lease, seconds; well below `lease_ttl_seconds`.
+    #[serde(with = "seconds")]
+    pub renew_every_seconds: Duration,
+    /// Most calls that peers may have open at once.
+    pub calls_max: usize,
+    /// Most events that wait for the engine besides one for each open call.
+    pub events_max: usize,
+    /// Items (blocks, mostly) of one fetch that may wait on either side.
+    pub fetch_window: usize,
+    /// Folder where the digests of model files are kept between starts; none when absent.
+    pub cache_dir: Option<std::path::PathBuf>,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            listen: "127.0.0.1:9100".to_owned(),
+            advertise: None,
+            model: Source::default(),
+            served_name: None,
+            threads: None,
+            nice: None,
+            kv_blocks: None,
+            block_tokens: 16,
+            step_tokens: 128,
+            sequences_max: 64,
+            waiting_max: 256,
+            prefix_cache: true,
+            lease_ttl_seconds: Duration::from_secs(10),
+            renew_every_seconds: Duration::from_secs(2),
+            calls_max: 1024,
+            events_max: 1024,
+            fetch_window: 8,
+            cache_dir: None,
+        }
+    }
+}
+
+/// What a prefill worker's threads are set to, so that decode's latency wins.
+const PREFILL_NICE: i32 = 10;
+
+impl Config {
+    /// Where to listen, and the address that peers use.
+    ///
+    /// # Errors
+    /// An option error that names the field.
+    pub(crate) fn addresses(&self) -> Result<(Listener, String), node::Error> {
+        let listener = Listener::parse("listen", &self.listen)?;
+        let advertised = self.advertise.clone().unwrap_or_else(|| listener.to_string());
+        if advertised.ends_with(":0") {
+            let message = "expected the port that peers use, since listen leaves it to the system; none came";
+            return Err(node::Error::option("advertise", message));
+        }
+        Ok((listener, advertised))
+    }
+
+    /// Refuses values that no worker can run with.
+    ///
+    /// # Errors
+    /// An option error that names the field. The engine checks its own sizes.
+    pub(crate) fn validate(&self) -> Result<(), node::Error> {
+        let positive = [
+            ("calls_max", self.calls_max),
+            ("events_max", self.events_max),
+            ("fetch_window", self.fetch_window),
+        ];
+        if let Some((field, _)) = positive.into_iter().find(|&(_, value)| value == 0) {
+            return Err(node::Error::option(field, "at least 1 expected, 0 came"));
+        }
+        if self.nice.is_some_and(|nice| !(0..=19).contains(&nice)) {
+            return Err(node::Error::option("nice", "a number from 0 to 19 expected"));
+        }
+        if self.renew_every_seconds.is_zero() || self.renew_every_seconds * 2 > self.lease_ttl_seconds {
+            let message = format!(
+                "more than 0 and at most half of lease_ttl_seconds ({:?}) expected, {:?} came",
+                self.lease_ttl_seconds, self.renew_every_seconds
+            );
+            return Err(node::Error::option("renew_every_seconds", message));
+        }
+        Ok(())
+    }
+
+    /// The priority of the computing threads.
+    pub(crate) fn nice(&self, role: Role) -> i32 {
+        self.nice.unwrap_or(if role == Role::Prefill { PREFILL_NICE } else { 0 })
+    }
+}
+
+/// A duration as a number of seconds.
+mod seconds {
+    use std::time::Duration;
+
+    use serde::de::Error;
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(duration: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_f64(duration.as_secs_f64())
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
+        Duration::try_from_secs_f64(f64::deserialize(deserializer)?).map_err(D::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn defaults_are_valid_and_faults_name_their_field() {
+        Config::default().validate().unwrap();
+        let fault = |change: fn(&mut Config)| {
+            let mut config = Config::default();
+            change(&mut config);
+            config.validate().unwrap_err().to_string()
+        };
+        assert!(fault(|c| c.fetch_window = 0).starts_with("fetch_window: "));
+        assert!(fault(|c| c.nice = Some(20)).starts_with("nice: "));
+        assert!(
+            fault(|c| c.renew_every_seconds = Duration::from_secs(6)).starts_with("renew_every_seconds: ")
+        );
+    }
+
+    #[test]
+    fn a_port_left_to_the_system_needs_an_address_for_peers() {
+        let mut config = Config { listen: "127.0.0.1:0".into(), ..Config::default() };
+        assert!(config.addresses().unwrap_err().to_string().starts_with("advertise: "));
+        config.advertise = Some("worker-0:9100".into());
+        assert_eq!(config.addresses().unwrap().1, "worker-0:9100");
+        config = Config { listen: "local:p".into(), ..Config::default() };
+        assert_eq!(config.addresses().unwrap(), (Listener::Local("p".into()), "local:p".to_owned()));
+    }
+
+    #[test]
+    fn prefill_gives_way_to_decode() {
+        let config = Config::default();
+        assert_eq!((config.nice(Role::Prefill), config.nice(Role::Decode)), (10, 0));
+        let config = Config { nice: Some(3), ..config };
+        assert_eq!((config.nice(Role::Prefill), config.nice(Role::Decode)), (3, 3));
+    }
+}

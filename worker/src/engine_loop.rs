@@ -1,0 +1,262 @@
+//! The engine's thread: take events, step, carry out actions, publish, and park when there is nothing to do.
+//!
+//! Nothing here waits for a peer. The loop adds no rule of its own to the core's; it knows which channel belongs
+//! to which call, and that is all.
+
+use std::collections::HashMap;
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use node::Clock;
+use proto::{Error, Reason};
+use tokio::sync::{mpsc, watch};
+
+use crate::call::{Call, SolePrefill, Unsent};
+use crate::core::{Action, CallId, Core, Event, FetchItem, Now, PrefillItem};
+use crate::fail_points;
+use crate::inbox::{self, Inbox, Message};
+use crate::meters::{Direction, Meters};
+use crate::peers::Peers;
+use crate::shell::Shown;
+
+/// How long the loop waits for an event before it tries a step again that computed nothing though the core said
+/// there was work.
+const RETRY_AFTER: Duration = Duration::from_millis(5);
+
+/// All that the engine's thread owns.
+pub(crate) struct EngineLoop {
+    pub(crate) core: Box<dyn Core>,
+    pub(crate) peers: Peers,
+    pub(crate) meters: Meters,
+    /// Calls that peers opened and the core has not ended.
+    pub(crate) calls: HashMap<CallId, Call>,
+    /// What the core wants done.
+    pub(crate) actions: Vec<Action>,
+    pub(crate) sole_prefill: Arc<SolePrefill>,
+    pub(crate) shown: watch::Sender<Shown>,
+    pub(crate) clock: Clock,
+}
+
+impl EngineLoop {
+    /// Runs until told to stop. A panic of the core ends here: it is logged, every open call is ended with INTERNAL,
+    /// and so is the outcome.
+    pub(crate) fn run_to_end(mut self, receiver: mpsc::Receiver<Message>) -> Result<(), Error> {
+        let mut inbox = Inbox::of_this_thread(receiver);
+        let run = std::panic::catch_unwind(AssertUnwindSafe(|| self.run(&mut inbox)));
+        let (outcome, error) = match run {
+            Ok(()) => (Ok(()), inbox::stopped()),
+            Err(panic) => {
+                let what = panic_message(panic.as_ref());
+                tracing::error!(what, "the engine's thread panicked; this worker ends");
+                let error = Error::new(Reason::Internal, format!("the worker's engine panicked: {what}"));
+                (Err(error.clone()), error)
+            }
+        };
+        for message in inbox.close() {
+            if let Message::Open { id, call, .. } = message {
+                self.calls.insert(id, call);
+            }
+        }
+        for (_, call) in self.calls.drain() {
+            call.end(Err(error.clone()));
+        }
+        outcome
+    }
+
+    fn run(&mut self, inbox: &mut Inbox) {
+        self.publish();
+        let mut computed = true;
+        while self.take_events(inbox, computed) {
+            self.tick();
+            self.carry_out();
+            computed = self.step();
+            self.carry_out();
+            self.publish();
+        }
+    }
+
+    fn now(&self) -> Now {
+        self.clock.now()
+    }
+
+    /// Takes all events that are there now, and no more, so that a constant stream of them cannot hold up steps.
+    /// Waits for one when there is no work. False when told to stop.
+    fn take_events(&mut self, inbox: &mut Inbox, computed: bool) -> bool {
+        for _ in 0..inbox.len() {
+            match inbox.try_next() {
+                Some(Message::Stop) => return false,
+                Some(message) => self.take(message),
+                None => break,
+            }
+        }
+        if !self.actions.is_empty() {
+            return true;
+        }
+        let until_wake = self.core.next_wake().map(|wake| wake.saturating_sub(self.now()));
+        let wait = match (self.core.has_work(), computed) {
+            (true, true) => return true,
+            (true, false) => Some(until_wake.map_or(RETRY_AFTER, |wake| wake.min(RETRY_AFTER))),
+            (false, _) => until_wake,
+        };
+        match inbox.wait(wait) {
+            Some(Message::Stop) => return false,
+            Some(message) => self.take(message),
+            None => {}
+        }
+        true
+    }
+
+    fn take(&mut self, message: Message) {
+        match message {
+            Message::Open { id, call, event } => {
+                self.calls.insert(id, call);
+                self.on(event);
+            }
+            Message::Event(event) => {
+                match &event {
+                    Event::Dropped { call } => drop(self.calls.remove(call)),
+                    Event::FetchFailed { call, .. } => self.peers.fetch_ended(*call),
+                    Event::RenewAnswered { call, .. } => self.peers.renewal_ended(*call),
+                    _ => {}
+                }
+                self.on(event);
+            }
+            Message::Fetched { call, item, place } => {
+                match &item {
+                    FetchItem::Block(block) => self.meters.moved(Direction::In, block.slabs.len()),
+                    FetchItem::End { .. } => self.peers.fetch_ended(call),
+                    FetchItem::Header { .. } => {}
+                }
+                self.on(Event::Fetched { call, item });
+                drop(place);
+            }
+            Message::Stop => {}
+        }
+    }
+
+    fn on(&mut self, event: Event) {
+        let now = self.now();
+        self.core.on(event, now, &mut self.actions);
+    }
+
+    fn tick(&mut self) {
+        let now = self.now();
+        if self.core.next_wake().is_some_and(|wake| wake <= now) {
+            self.core.on(Event::Tick, now, &mut self.actions);
+        }
+    }
+
+    /// One step. False when nothing was computed.
+    fn step(&mut self) -> bool {
+        if !self.core.has_work() {
+            return false;
+        }
+        self.sole_prefill.publish(self.core.sole_prefill());
+        let (now, start) = (self.now(), Instant::now());
+        let size = self.core.step(now, &mut self.actions);
+        self.sole_prefill.withdraw();
+        let Some(size) = size else { return false };
+        self.meters.stepped(size, start.elapsed());
+        let issued =
+            |action: &Action| matches!(action, Action::Prefill { item: PrefillItem::Issued { .. }, .. });
+        if self.actions.iter().any(issued) {
+            node::fail_point_blocking(fail_points::PREFILL_COMPUTING);
+        }
+        size.tokens > 0
+    }
+
+    /// Carries actions out in order; those that follow from it, too.
+    fn carry_out(&mut self) {
+        while !self.actions.is_empty() {
+            for action in std::mem::take(&mut self.actions) {
+                self.act(action);
+            }
+        }
+    }
+
+    fn act(&mut self, action: Action) {
+        match action {
+            Action::Prefill { call, item } => {
+                let sent = match self.calls.get(&call) {
+                    Some(Call::Prefill(sender)) => sender.send(item),
+                    _ => Err(Unsent::Gone),
+                };
+                self.settle(call, sent);
+            }
+            Action::Decode { call, item } => {
+                let sent = match self.calls.get(&call) {
+                    Some(Call::Decode(sender, _)) => sender.send(item),
+                    _ => Err(Unsent::Gone),
+                };
+                self.settle(call, sent);
+            }
+            Action::Fetch { call, item } => {
+                let bytes = if let FetchItem::Block(block) = &item { block.slabs.len() } else { 0 };
+                let sent = match self.calls.get(&call) {
+                    Some(Call::Fetch(sender)) => sender.send(item),
+                    _ => Err(Unsent::Gone),
+                };
+                if sent.is_ok() {
+                    self.meters.moved(Direction::Out, bytes);
+                }
+                self.settle(call, sent);
+            }
+            Action::Close { call, error } => {
+                if let Some(open) = self.calls.remove(&call) {
+                    self.count_failure(&open, error.as_ref());
+                    open.end(error.map_or(Ok(()), Err));
+                }
+            }
+            Action::Renewed { call, result } => {
+                if let Some(Call::Renew(answer)) = self.calls.remove(&call) {
+                    // The caller may have given up, and then nobody needs the answer.
+                    let _ = answer.send(result);
+                }
+            }
+            Action::StartFetch { call, handoff, skip, time_left } => {
+                self.peers.start_fetch(call, handoff, skip, time_left);
+            }
+            Action::DropFetch { call } => self.peers.drop_fetch(call),
+            Action::Renew { call, handoff } => self.peers.renew(call, handoff),
+            Action::Release { handoff } => self.peers.release(handoff),
+        }
+    }
+
+    /// A call that got more items than it can carry is a fault of the core: it ends with INTERNAL, and the core is
+    /// told that the peer is gone. A peer that is gone already needs nothing.
+    fn settle(&mut self, call: CallId, sent: Result<(), Unsent>) {
+        if sent != Err(Unsent::Full) {
+            return;
+        }
+        tracing::error!(call = call.0, "more items than the call can carry");
+        if let Some(open) = self.calls.remove(&call) {
+            open.end(Err(Error::new(Reason::Internal, "more items than the call can carry")));
+        }
+        self.on(Event::Dropped { call });
+    }
+
+    /// A hand-off failed when its fetch ends with an error at the owner, or its decode call does here.
+    fn count_failure(&self, call: &Call, error: Option<&Error>) {
+        let Some(error) = error else { return };
+        match call {
+            Call::Fetch(_) | Call::Decode(_, true) => self.meters.transfer_failed(error.reason),
+            Call::Prefill(_) | Call::Decode(_, false) | Call::Renew(_) => {}
+        }
+    }
+
+    /// Shows the core's state to metrics and `Describe`.
+    fn publish(&mut self) {
+        let now = Shown::of(self.core.as_ref());
+        let changed = self.shown.send_if_modified(|shown| std::mem::replace(shown, now) != now);
+        if changed || !self.meters.shown() {
+            self.meters.show(&now.gauges);
+        }
+    }
+}
+
+/// What a panic said.
+fn panic_message(panic: &(dyn std::any::Any + Send)) -> &str {
+    let text = panic.downcast_ref::<&str>().copied();
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message")
+}

@@ -1,0 +1,90 @@
+//! The gRPC service that gives out held KV. Both roles serve it.
+
+use futures::StreamExt;
+use futures::stream::{self, BoxStream};
+use proto::convert::{count, micros};
+use proto::wire;
+use proto::wire::kv_transfer_server::KvTransfer;
+use tonic::{Request, Response, Status};
+
+use crate::core::FetchItem;
+use crate::fail_points;
+use crate::items;
+use crate::shell::{FetchStream, Handle};
+
+/// See [`wire::kv_transfer_server::KvTransfer`].
+pub struct KvTransferService {
+    shell: Handle,
+}
+
+impl KvTransferService {
+    /// Serves what the shell's core holds.
+    pub fn new(shell: Handle) -> Self {
+        Self { shell }
+    }
+}
+
+#[tonic::async_trait]
+impl KvTransfer for KvTransferService {
+    type FetchStream = BoxStream<'static, Result<wire::FetchEvent, Status>>;
+
+    async fn fetch(
+        &self,
+        request: Request<wire::FetchRequest>,
+    ) -> Result<Response<Self::FetchStream>, Status> {
+        let request = request.into_inner();
+        let handoff = items::handoff(request.handoff)?;
+        let skip = count("skip", request.skip)?;
+        node::fail_point(fail_points::PREFILL_ISSUED).await;
+        let stream = self.shell.fetch(handoff, skip).await?;
+        let outgoing = Outgoing { stream, first_block: FirstBlock::Ahead };
+        Ok(Response::new(stream::unfold(outgoing, Outgoing::next).boxed()))
+    }
+
+    async fn renew(
+        &self,
+        request: Request<wire::RenewRequest>,
+    ) -> Result<Response<wire::RenewResponse>, Status> {
+        let handoff = items::handoff(request.into_inner().handoff)?;
+        let ttl = self.shell.renew(handoff).await?;
+        Ok(Response::new(wire::RenewResponse { ttl_us: micros(ttl) }))
+    }
+
+    async fn release(
+        &self,
+        request: Request<wire::ReleaseRequest>,
+    ) -> Result<Response<wire::ReleaseResponse>, Status> {
+        let handoff = items::handoff(request.into_inner().handoff)?;
+        self.shell.release(handoff).await?;
+        Ok(Response::new(wire::ReleaseResponse {}))
+    }
+}
+
+/// A fetch on its way out.
+struct Outgoing {
+    stream: FetchStream,
+    first_block: FirstBlock,
+}
+
+/// Where a fetch is, for the fail point between the first block and the second.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum FirstBlock {
+    Ahead,
+    JustSent,
+    Passed,
+}
+
+impl Outgoing {
+    async fn next(mut self) -> Option<(Result<wire::FetchEvent, Status>, Self)> {
+        if self.first_block == FirstBlock::JustSent {
+            self.first_block = FirstBlock::Passed;
+            node::fail_point(fail_points::PREFILL_TRANSFERRING).await;
+        }
+        let item = self.stream.next().await?;
+        if self.first_block == FirstBlock::Ahead && matches!(item, Ok(FetchItem::Block(_))) {
+            self.first_block = FirstBlock::JustSent;
+        }
+        let event = item.map(items::fetch_event).map_err(Into::into);
+        Some((event, self))
+    }
+}

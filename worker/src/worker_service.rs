@@ -1,0 +1,105 @@
+//! The gRPC service by which a worker tells who it is. Both roles serve it.
+
+use bytes::Bytes;
+use futures::StreamExt;
+use futures::stream::{self, BoxStream};
+use node::Shutdown;
+use proto::wire::worker_server::Worker;
+use proto::worker::PROTOCOL_VERSION;
+use proto::{
+    Attempt, Error, KvLayout, ModelDescription, Reason, RequestId, Role, WorkerDescription, WorkerEpoch, wire,
+};
+use tonic::{Request, Response, Status};
+
+use crate::shell::Handle;
+
+/// Bytes of a tokenizer bundle in one message.
+const CHUNK_BYTES: usize = 1 << 20;
+
+/// What does not change in a worker's life.
+#[derive(Clone, Debug)]
+pub struct Identity {
+    /// This life.
+    pub epoch: WorkerEpoch,
+    /// What it is for.
+    pub role: Role,
+    /// What it serves.
+    pub model: ModelDescription,
+    /// The shape of its KV.
+    pub layout: KvLayout,
+    /// The tokenizer bundle whose digest is `model.tokenizer`; empty when there is none.
+    pub tokenizer: Bytes,
+}
+
+/// See [`wire::worker_server::Worker`].
+pub struct WorkerService {
+    identity: Identity,
+    shell: Handle,
+    shutdown: Shutdown,
+}
+
+impl WorkerService {
+    /// Describes the worker of that identity.
+    pub fn new(identity: Identity, shell: Handle, shutdown: Shutdown) -> Self {
+        Self { identity, shell, shutdown }
+    }
+
+    /// The worker now. Does not wait for the engine's thread: the numbers are those of its last step.
+    fn describe_now(&self) -> WorkerDescription {
+        let gauges = self.shell.gauges();
+        let sequences = gauges.sequences;
+        WorkerDescription {
+            protocol: PROTOCOL_VERSION,
+            epoch: self.identity.epoch,
+            role: self.identity.role,
+            model: self.identity.model.clone(),
+            layout: self.identity.layout,
+            draining: gauges.draining || self.shutdown.is_draining(),
+            blocks_total: gauges.blocks.total,
+            blocks_free: gauges.blocks.free + gauges.blocks.cached,
+            sequences: sequences.waiting + sequences.running + sequences.preempted + sequences.reserved,
+        }
+    }
+}
+
+#[tonic::async_trait]
+impl Worker for WorkerService {
+    type GetTokenizerStream = BoxStream<'static, Result<wire::TokenizerChunk, Status>>;
+
+    async fn describe(
+        &self,
+        _request: Request<wire::DescribeRequest>,
+    ) -> Result<Response<wire::DescribeResponse>, Status> {
+        Ok(Response::new(self.describe_now().into()))
+    }
+
+    async fn get_tokenizer(
+        &self,
+        request: Request<wire::GetTokenizerRequest>,
+    ) -> Result<Response<Self::GetTokenizerStream>, Status> {
+        let asked = request.into_inner().digest()?;
+        let Identity { model, tokenizer, .. } = &self.identity;
+        if asked != model.tokenizer || tokenizer.is_empty() {
+            let message = format!("tokenizer {} expected, {asked} was asked for", model.tokenizer);
+            return Err(Error::new(Reason::ModelNotFound, message).into());
+        }
+        let bundle = tokenizer.clone();
+        let chunks = (0..bundle.len()).step_by(CHUNK_BYTES).map(move |start| {
+            let end = bundle.len().min(start + CHUNK_BYTES);
+            Ok(wire::TokenizerChunk { bytes: bundle.slice(start..end) })
+        });
+        Ok(Response::new(stream::iter(chunks).boxed()))
+    }
+
+    async fn fence(
+        &self,
+        request: Request<wire::FenceRequest>,
+    ) -> Result<Response<wire::FenceResponse>, Status> {
+        let wire::FenceRequest { request, attempt } = request.into_inner();
+        if request.is_empty() {
+            return Err(Error::invalid("request", "must not be empty").into());
+        }
+        self.shell.fence(RequestId(request), Attempt(attempt)).await?;
+        Ok(Response::new(wire::FenceResponse {}))
+    }
+}
