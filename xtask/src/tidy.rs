@@ -53,6 +53,7 @@ pub(crate) fn check(root: &Path) -> Result<()> {
     }
     dead_files(root, &sources, &mut findings)?;
     protos(root, &mut findings)?;
+    maps(root, &mut findings)?;
     if findings.is_empty() {
         println!("tidy: {} source files, nothing found", sources.len());
         return Ok(());
@@ -178,6 +179,23 @@ fn protos(root: &Path, findings: &mut Vec<String>) -> Result<()> {
                     .push(format!("{shown}:{}: needs a comment above it, with its unit: {line}", number + 1));
             }
             before = line;
+        }
+    }
+    Ok(())
+}
+
+/// Every path that the maps name is there.
+fn maps(root: &Path, findings: &mut Vec<String>) -> Result<()> {
+    for map in ["ARCHITECTURE.md", "CONTRIBUTING.md", "README.md"] {
+        let text = fs::read_to_string(root.join(map))?;
+        for quoted in text.split('`').skip(1).step_by(2) {
+            let is_path =
+                quoted.contains('/') && !quoted.contains([' ', '{', '<', '…']) && !quoted.starts_with('/');
+            // A path's first folder says whether it is one of ours: `target/` is made, `text/event-stream` is no path.
+            let first = quoted.split('/').next().unwrap_or_default();
+            if is_path && root.join(first).is_dir() && first != "target" && !root.join(quoted).exists() {
+                findings.push(format!("{map}: names `{quoted}`, which is not there"));
+            }
         }
     }
     Ok(())
