@@ -41,12 +41,7 @@ pub trait Backend: Sized + Send + 'static {
     fn kv(&self, layout: KvLayout, blocks: usize) -> Self::Kv;
 
     /// `out[t] = table[tokens[t]]`. Every token is below the table's rows.
-    fn embed(
-        &mut self,
-        table: &Self::Matrix,
-        tokens: &[TokenId],
-        out: &mut Self::Activations,
-    ) -> Outcome;
+    fn embed(&mut self, table: &Self::Matrix, tokens: &[TokenId], out: &mut Self::Activations) -> Outcome;
 
     /// `out[t] = x[t] / sqrt(mean(x[t]^2) + eps) * weight`, element by element.
     fn rms_norm(

@@ -84,8 +84,7 @@ fn other_sequences_do_not_matter<M: Model>(model: M) {
         third.part(40, 41, Rows::None),
     ]);
     assert_same(&second.data, &reference[30 * vocab..31 * vocab], "logits depend on a later neighbour");
-    let third =
-        rig.step(&[other.part(33, 41, Rows::Last), sequence.part(31, LEN, Rows::Last)]);
+    let third = rig.step(&[other.part(33, 41, Rows::Last), sequence.part(31, LEN, Rows::Last)]);
     assert_eq!(third.data.len(), 2 * vocab, "a row for each sequence");
     assert_same(third.row(1), &reference[(LEN - 1) * vocab..], "rows are not in the order asked for");
 }

@@ -111,11 +111,7 @@ struct Scratch<B: Backend> {
 
 impl<B: Backend> Decoder<B> {
     /// Takes the weights over to the backend. Every shape is checked against `config` before it is used.
-    pub fn load(
-        mut backend: B,
-        config: ModelConfig,
-        source: &impl WeightSource,
-    ) -> Result<Self, LoadError> {
+    pub fn load(mut backend: B, config: ModelConfig, source: &impl WeightSource) -> Result<Self, LoadError> {
         let weights = Loader { backend: &mut backend, source }.weights(&config)?;
         let stretch = match config.rope_scaling {
             RopeScaling::None => Vec::new(),
@@ -240,11 +236,7 @@ impl<B: Backend> Scratch<B> {
         Self {
             x: backend.activations(config.hidden),
             normed: backend.activations(config.hidden),
-            qkv: Qkv {
-                q: backend.activations(q),
-                k: backend.activations(kv),
-                v: backend.activations(kv),
-            },
+            qkv: Qkv { q: backend.activations(q), k: backend.activations(kv), v: backend.activations(kv) },
             attended: backend.activations(q),
             gate: backend.activations(config.ffn),
             up: backend.activations(config.ffn),
@@ -293,8 +285,7 @@ impl<B: Backend, W: WeightSource> Loader<'_, B, W> {
     fn linear(&mut self, name: &str, shape: [usize; 2]) -> Result<Linear<B>, LoadError> {
         let weight = self.matrix(&format!("{name}.weight"), shape)?;
         let bias = format!("{name}.bias");
-        let bias =
-            if self.source.has_tensor(&bias) { Some(self.vector(&bias, shape[0])?) } else { None };
+        let bias = if self.source.has_tensor(&bias) { Some(self.vector(&bias, shape[0])?) } else { None };
         Ok(Linear { weight, bias })
     }
 

@@ -105,7 +105,9 @@ mod tests {
 
     #[test]
     fn frequencies_are_powers_of_the_base() {
-        for (base, dim) in [(10_000.0, 64), (100_000.0, 64), (1e6, 128), (500_000.0, 80), (1.0, 2), (10_000.0, 256)] {
+        for (base, dim) in
+            [(10_000.0, 64), (100_000.0, 64), (1e6, 128), (500_000.0, 80), (1.0, 2), (10_000.0, 256)]
+        {
             let rope = Rope::new(base, dim, RopePairing::Adjacent, &[]);
             for (i, frequency) in rope.frequencies.iter().enumerate() {
                 let exact = f64::from(base).powf(-2.0 * i as f64 / dim as f64);

@@ -10,6 +10,7 @@
 
 use std::ops::Range;
 
+use half::f16;
 use half::slice::HalfFloatSliceExt;
 
 use super::disjoint::Disjoint;
@@ -123,7 +124,7 @@ impl Kernel for Task<'_> {
         let last = self.positions.iter().max().map_or(0, |last| *last as usize);
         for split in 0..=last / SPLIT {
             let first = split * SPLIT;
-            self.widen(shape, first, SPLIT.min(last + 1 - first));
+            self.widen(isa, shape, first, SPLIT.min(last + 1 - first));
             for row in 0..shape.rows {
                 let visible = self.visible(shape, row, first);
                 if visible > 0 {
@@ -200,19 +201,18 @@ impl Task<'_> {
 
     /// Gathers keys and values of `count` positions from `first` on and widens them to f32.
     #[inline(always)]
-    fn widen(&mut self, shape: Shape, first: usize, count: usize) {
-        let scratch = &mut *self.scratch;
+    fn widen<S: Isa>(&mut self, isa: S, shape: Shape, first: usize, count: usize) {
         let block_tokens = self.kv.layout().block_tokens;
-        for (plane, lanes) in [
-            (Plane::keys(self.layer), &mut scratch.keys),
-            (Plane::values(self.layer), &mut scratch.values),
-        ] {
-            for (i, lanes) in lanes.chunks_exact_mut(shape.dims).take(count).enumerate() {
-                let (block, offset) = ((first + i) / block_tokens, (first + i) % block_tokens);
+        let AttentionScratch { keys, values, .. } = &mut *self.scratch;
+        for (plane, lanes) in [(Plane::keys(self.layer), keys), (Plane::values(self.layer), values)] {
+            let mut heads = lanes.chunks_exact_mut(shape.dims).take(count);
+            let (mut block, mut offset) = (first / block_tokens, first % block_tokens);
+            while heads.len() > 0 {
                 let stored = self.kv.head(plane, self.table[block] as usize, offset, self.kv_head);
-                let (head, padding) = lanes.as_flattened_mut().split_at_mut(shape.head_dim);
-                stored.convert_to_f32_slice(head);
-                padding.fill(0.0);
+                for (stored, head) in stored.zip(&mut heads) {
+                    widen_head(isa, stored, head);
+                }
+                (block, offset) = (block + 1, 0);
             }
         }
     }
@@ -396,6 +396,20 @@ fn scores<S: Isa>(isa: S, query: &[Lane], keys: &[Lane]) -> S::V {
         }
     }
     isa.fold_each(sums)
+}
+
+/// One head's halves to f32; the padding of the last vector is zeros.
+#[inline(always)]
+fn widen_head<S: Isa>(isa: S, stored: &[f16], head: &mut [Lane]) {
+    let (whole, rest) = stored.reinterpret_cast().as_chunks();
+    for (lane, halves) in head.iter_mut().zip(whole) {
+        isa.store(isa.load_f16(halves), lane);
+    }
+    if !rest.is_empty() {
+        let mut halves = [0; LANES];
+        halves[..rest.len()].copy_from_slice(rest);
+        isa.store(isa.load_f16(&halves), &mut head[whole.len()]);
+    }
 }
 
 /// Sets what lies past the first `visible` elements.

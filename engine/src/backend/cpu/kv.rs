@@ -60,14 +60,28 @@ impl CpuKv {
         self.data[start..][..row.len()].convert_from_f32_slice(row);
     }
 
-    /// One head of the token at `offset` in a block. `[head_dim]`
-    pub(super) fn head(&self, plane: Plane, block: usize, offset: usize, head: usize) -> &[f16] {
-        let start = self.row_start(plane, block, offset) + head * self.layout.head_dim;
-        &self.data[start..][..self.layout.head_dim]
+    /// One head of each token of a block from `offset` on. `[head_dim]` each
+    #[inline(always)]
+    pub(super) fn head(
+        &self,
+        plane: Plane,
+        block: usize,
+        offset: usize,
+        head: usize,
+    ) -> impl Iterator<Item = &[f16]> {
+        let start = self.row_start(plane, block, offset);
+        let end = self.row_start(plane, block, self.layout.block_tokens);
+        let elements = head * self.layout.head_dim..(head + 1) * self.layout.head_dim;
+        self.data[start..end].chunks_exact(self.row_len()).map(move |row| &row[elements.clone()])
     }
 
     /// The elements of `tokens` tokens from `first` on in each plane of a block, in canonical order.
-    fn plane_ranges(&self, block: BlockIndex, first: usize, tokens: usize) -> impl Iterator<Item = Range<usize>> + use<> {
+    fn plane_ranges(
+        &self,
+        block: BlockIndex,
+        first: usize,
+        tokens: usize,
+    ) -> impl Iterator<Item = Range<usize>> + use<> {
         assert!(first + tokens <= self.layout.block_tokens, "tokens {first}..{} of a block", first + tokens);
         let (row, plane) = (self.row_len(), self.layout.block_tokens * self.row_len());
         let start = block as usize * self.layout.layers * 2 * plane + first * row;
@@ -135,7 +149,7 @@ mod tests {
         let mut row = [0.0; 15];
         row[2 * 5 + 3] = 1.0;
         kv.store(Plane::values(1), block * 4 + offset, &row);
-        assert_eq!(kv.head(Plane::values(1), block, offset, 2)[3], f16::ONE);
+        assert_eq!(kv.head(Plane::values(1), block, offset, 2).next().unwrap()[3], f16::ONE);
         let mut out = Vec::new();
         kv.export(4, 1, 3, &mut out);
         assert_eq!(out.len(), LAYOUT.block_bytes(3));

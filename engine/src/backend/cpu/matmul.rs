@@ -160,7 +160,7 @@ impl PanelGroup<'_> {
                 }
             }
         }
-        self.write(isa, 0, sums);
+        self.write(isa, 0, &sums);
     }
 
     /// Block `i` of each panel of the group.
@@ -220,7 +220,7 @@ impl PanelGroup<'_> {
                 }
             }
         }
-        for (t, sums) in sums.into_iter().enumerate() {
+        for (t, sums) in sums.iter().enumerate() {
             self.write(isa, first + t, sums);
         }
     }
@@ -228,13 +228,13 @@ impl PanelGroup<'_> {
     /// Adds the bias and writes the group's rows of token `token`.
     #[inline(always)]
     #[expect(unsafe_code, reason = "groups write stripes of the same rows")]
-    fn write<S: Isa, const P: usize>(&self, isa: S, token: usize, sums: [S::V; P]) {
+    fn write<S: Isa, const P: usize>(&self, isa: S, token: usize, sums: &[S::V; P]) {
         let Output { weights, bias, out } = self.output;
-        for (p, sums) in sums.into_iter().enumerate() {
+        for (p, sums) in sums.iter().enumerate() {
             let row = (self.first + p) * LANES;
             let rows = LANES.min(weights.rows - row);
             let mut lanes = [0.0; LANES];
-            isa.store(sums, &mut lanes);
+            isa.store(*sums, &mut lanes);
             if let Some(bias) = bias {
                 for (lane, bias) in lanes.iter_mut().zip(&bias[row..][..rows]) {
                     *lane += bias;
@@ -256,8 +256,8 @@ fn decode<S: Isa, F: Format>(isa: S, weights: &Panels, panel: usize, out: &mut [
         let scale = block.scale::<S, F>(isa);
         for octet in 0..OCTETS {
             let values = block.octet::<S, F>(isa, scale, octet);
-            for (k, value) in values.into_iter().enumerate() {
-                isa.store(value, &mut out[(octet * OCTET + k) * stride]);
+            for (k, value) in values.iter().enumerate() {
+                isa.store(*value, &mut out[(octet * OCTET + k) * stride]);
             }
         }
     }

@@ -21,6 +21,8 @@ mod panels;
 mod pool;
 mod rowwise;
 mod scratch;
+#[cfg(test)]
+mod tests;
 
 use checkpoint::{Checkpoint, Tensor};
 use proto::{KvLayout, TokenId};
@@ -38,9 +40,9 @@ use self::pool::Pool;
 use self::rowwise::{Gate, RmsNorm};
 use self::scratch::MemberScratch;
 use super::{Activation, Backend, LayerStep, Outcome, Product, Qkv};
-use crate::model::{ForwardError, KvMemory};
 use crate::model::decoder::{Decoder, LoadError};
 use crate::model::rope::Rope;
+use crate::model::{ForwardError, KvMemory};
 
 /// Names the order of operations above. Streams continue bit for bit between workers of the same id.
 pub const NUMERICS: &str = "f32-fma-v1";
@@ -192,7 +194,13 @@ impl Backend for Cpu {
         Ok(())
     }
 
-    fn attention(&mut self, step: LayerStep<'_>, q: &Activations, kv: &CpuKv, out: &mut Activations) -> Outcome {
+    fn attention(
+        &mut self,
+        step: LayerStep<'_>,
+        q: &Activations,
+        kv: &CpuKv,
+        out: &mut Activations,
+    ) -> Outcome {
         out.resize(q.tokens());
         let heads = Heads { q: &q.data, out: &mut out.data, width: q.width };
         attention::attention(self.set, &mut self.pool, &self.scratch, step, (heads, kv))

@@ -264,7 +264,10 @@ mod tests {
                 let error = pool.run(100, &|_, item| assert!(item != round, "item {item}")).unwrap_err();
                 assert_eq!(error, ForwardError::Device(format!("panic in a kernel: item {round}")));
                 let sum = AtomicUsize::new(0);
-                pool.run(100, &|_, item| drop(sum.fetch_add(item, Ordering::Relaxed))).unwrap();
+                pool.run(100, &|_, item| {
+                    sum.fetch_add(item, Ordering::Relaxed);
+                })
+                .unwrap();
                 assert_eq!(sum.into_inner(), 4950);
             }
         }
@@ -289,7 +292,9 @@ mod tests {
         let started = Arc::new(AtomicUsize::new(0));
         let hook: ThreadStartHook = {
             let started = Arc::clone(&started);
-            Arc::new(move || drop(started.fetch_add(1, Ordering::Relaxed)))
+            Arc::new(move || {
+                started.fetch_add(1, Ordering::Relaxed);
+            })
         };
         drop(Pool::new(3, Some(hook)).unwrap());
         assert_eq!(started.load(Ordering::Relaxed), 2);

@@ -195,7 +195,8 @@ mod tests {
 
     #[test]
     fn exp_is_close_to_the_real_one_and_the_same_on_every_set() {
-        let x: Vec<f32> = (0..32_000).map(|i| (i as f32 - 16_000.0) / 190.0).chain([-1e9, f32::NEG_INFINITY]).collect();
+        let x: Vec<f32> =
+            (0..32_000).map(|i| (i as f32 - 16_000.0) / 190.0).chain([-1e9, f32::NEG_INFINITY]).collect();
         let x = &x[..x.len() / LANES * LANES];
         let reference = InstructionSet::Portable.run(Exp(x));
         for (x, y) in x.iter().zip(&reference) {
@@ -216,7 +217,10 @@ mod tests {
         x[2] = 1e9;
         for set in InstructionSet::available() {
             let y = set.run(Exp(&x));
-            assert!(y[0] > 0.0 && y[0] < 2e-38 && y[1] == y[0] && y[2] > 1e38 && y[2].is_finite(), "{set:?} {y:?}");
+            assert!(
+                y[0] > 0.0 && y[0] < 2e-38 && y[1] == y[0] && y[2] > 1e38 && y[2].is_finite(),
+                "{set:?} {y:?}"
+            );
             assert_eq!(y[3], 1.0);
         }
     }
@@ -237,7 +241,12 @@ mod tests {
                 *v = isa.load(lane);
             }
             let mut results = vec![isa.fold_each(v), isa.load_f16(&self.halves), isa.load_bf16(&self.halves)];
-            results.extend([isa.max(v[0], v[1]), isa.min(v[0], v[1]), isa.div(v[2], v[3]), isa.fma(v[4], v[5], v[6])]);
+            results.extend([
+                isa.max(v[0], v[1]),
+                isa.min(v[0], v[1]),
+                isa.div(v[2], v[3]),
+                isa.fma(v[4], v[5], v[6]),
+            ]);
             results.extend(isa.nibbles(&self.words));
             results.extend(isa.bytes(&self.words));
             let mut out = vec![0.0; results.len() * LANES];

@@ -2,6 +2,7 @@
 #![expect(unsafe_code, reason = "intrinsics outside a function that names their feature")]
 
 use std::arch::x86_64::*;
+use std::mem::transmute;
 
 use super::{Isa, Kernel, LANES, Lane, Line};
 
@@ -33,8 +34,10 @@ impl Avx512 {
 impl Avx2 {
     /// The token, where the machine has the features.
     pub(super) fn detect() -> Option<Self> {
-        (is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c"))
-            .then_some(Self(()))
+        (is_x86_feature_detected!("avx2")
+            && is_x86_feature_detected!("fma")
+            && is_x86_feature_detected!("f16c"))
+        .then_some(Self(()))
     }
 
     /// Runs `kernel` in a function compiled with the features.
@@ -68,8 +71,8 @@ impl Isa for Avx512 {
 
     intrinsics! {
         fn splat(x: f32) -> __m512 { _mm512_set1_ps(x) }
-        fn load(from: &Lane) -> __m512 { _mm512_loadu_ps(from.as_ptr()) }
-        fn store(v: __m512, to: &mut Lane) -> () { _mm512_storeu_ps(to.as_mut_ptr(), v) }
+        fn load(from: &Lane) -> __m512 { transmute::<Lane, __m512>(*from) }
+        fn store(v: __m512, to: &mut Lane) -> () { *to = transmute::<__m512, Lane>(v) }
         fn fma(a: __m512, b: __m512, c: __m512) -> __m512 { _mm512_fmadd_ps(a, b, c) }
         fn add(a: __m512, b: __m512) -> __m512 { _mm512_add_ps(a, b) }
         fn sub(a: __m512, b: __m512) -> __m512 { _mm512_sub_ps(a, b) }
@@ -77,12 +80,11 @@ impl Isa for Avx512 {
         fn div(a: __m512, b: __m512) -> __m512 { _mm512_div_ps(a, b) }
         fn max(a: __m512, b: __m512) -> __m512 { _mm512_max_ps(a, b) }
         fn min(a: __m512, b: __m512) -> __m512 { _mm512_min_ps(a, b) }
-        fn load_f16(from: &[u16; LANES]) -> __m512 { _mm512_cvtph_ps(_mm256_loadu_si256(from.as_ptr().cast())) }
-        fn load_bf16(from: &[u16; LANES]) -> __m512 {
-            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(
-                from.as_ptr().cast(),
-            ))))
-        }
+        fn load_f16(from: &[u16; LANES]) -> __m512 { _mm512_cvtph_ps(transmute::<[u16; LANES], __m256i>(*from)) }
+        fn load_bf16(from: &[u16; LANES]) -> __m512 {{
+            let halves = transmute::<[u16; LANES], __m256i>(*from);
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(halves)))
+        }}
         fn shift_exponent(v: __m512, n_bits: __m512) -> __m512 {
             _mm512_castsi512_ps(_mm512_add_epi32(
                 _mm512_castps_si512(v),
@@ -94,7 +96,7 @@ impl Isa for Avx512 {
             let digits = _mm512_setr_ps(
                 0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 11.0, 12.0, 13.0, 14.0, 15.0,
             );
-            let words = _mm512_loadu_si512(line.0.as_ptr().cast());
+            let words = transmute::<Line, __m512i>(*line);
             [
                 _mm512_permutexvar_ps(words, digits),
                 _mm512_permutexvar_ps(_mm512_srli_epi32::<4>(words), digits),
@@ -107,7 +109,7 @@ impl Isa for Avx512 {
             ]
         }}
         fn bytes(line: &Line) -> [__m512; 4] {{
-            let words = _mm512_loadu_si512(line.0.as_ptr().cast());
+            let words = transmute::<Line, __m512i>(*line);
             [
                 _mm512_cvtepi32_ps(_mm512_srai_epi32::<24>(_mm512_slli_epi32::<24>(words))),
                 _mm512_cvtepi32_ps(_mm512_srai_epi32::<24>(_mm512_slli_epi32::<16>(words))),
@@ -115,20 +117,7 @@ impl Isa for Avx512 {
                 _mm512_cvtepi32_ps(_mm512_srai_epi32::<24>(words)),
             ]
         }}
-        fn fold_each(v: [__m512; LANES]) -> __m512 {{
-            // Each step halves the lanes per sum and doubles the sums per vector. The order in which vectors are
-            // paired puts sum i into lane i at the end.
-            let eights = |a, b| {
-                _mm512_add_ps(_mm512_shuffle_f32x4::<0x44>(a, b), _mm512_shuffle_f32x4::<0xEE>(a, b))
-            };
-            let fours = |a, b| {
-                _mm512_add_ps(_mm512_shuffle_f32x4::<0x88>(a, b), _mm512_shuffle_f32x4::<0xDD>(a, b))
-            };
-            let quarters = |i: usize| fours(eights(v[i], v[i + 4]), eights(v[i + 8], v[i + 12]));
-            let twos = |a, b| _mm512_add_ps(_mm512_shuffle_ps::<0x44>(a, b), _mm512_shuffle_ps::<0xEE>(a, b));
-            let ones = |a, b| _mm512_add_ps(_mm512_shuffle_ps::<0x88>(a, b), _mm512_shuffle_ps::<0xDD>(a, b));
-            ones(twos(quarters(0), quarters(1)), twos(quarters(2), quarters(3)))
-        }}
+        fn fold_each(v: [__m512; LANES]) -> __m512 { fold_each_avx512(&v) }
     }
 }
 
@@ -142,11 +131,8 @@ impl Isa for Avx2 {
 
     intrinsics! {
         fn splat(x: f32) -> Pair { [_mm256_set1_ps(x); 2] }
-        fn load(from: &Lane) -> Pair { [_mm256_loadu_ps(from.as_ptr()), _mm256_loadu_ps(from.as_ptr().add(8))] }
-        fn store(v: Pair, to: &mut Lane) -> () {{
-            _mm256_storeu_ps(to.as_mut_ptr(), v[0]);
-            _mm256_storeu_ps(to.as_mut_ptr().add(8), v[1]);
-        }}
+        fn load(from: &Lane) -> Pair { transmute::<Lane, Pair>(*from) }
+        fn store(v: Pair, to: &mut Lane) -> () { *to = transmute::<Pair, Lane>(v) }
         fn fma(a: Pair, b: Pair, c: Pair) -> Pair {
             [_mm256_fmadd_ps(a[0], b[0], c[0]), _mm256_fmadd_ps(a[1], b[1], c[1])]
         }
@@ -156,67 +142,101 @@ impl Isa for Avx2 {
         fn div(a: Pair, b: Pair) -> Pair { [_mm256_div_ps(a[0], b[0]), _mm256_div_ps(a[1], b[1])] }
         fn max(a: Pair, b: Pair) -> Pair { [_mm256_max_ps(a[0], b[0]), _mm256_max_ps(a[1], b[1])] }
         fn min(a: Pair, b: Pair) -> Pair { [_mm256_min_ps(a[0], b[0]), _mm256_min_ps(a[1], b[1])] }
-        fn load_f16(from: &[u16; LANES]) -> Pair {
-            [
-                _mm256_cvtph_ps(_mm_loadu_si128(from.as_ptr().cast())),
-                _mm256_cvtph_ps(_mm_loadu_si128(from.as_ptr().add(8).cast())),
-            ]
-        }
+        fn load_f16(from: &[u16; LANES]) -> Pair {{
+            let [low, high] = transmute::<[u16; LANES], [__m128i; 2]>(*from);
+            [_mm256_cvtph_ps(low), _mm256_cvtph_ps(high)]
+        }}
         fn load_bf16(from: &[u16; LANES]) -> Pair {{
-            let widen = |half| _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(half)));
+            let [low, high] = transmute::<[u16; LANES], [__m128i; 2]>(*from);
             [
-                widen(_mm_loadu_si128(from.as_ptr().cast())),
-                widen(_mm_loadu_si128(from.as_ptr().add(8).cast())),
+                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(low))),
+                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(high))),
             ]
         }}
         fn shift_exponent(v: Pair, n_bits: Pair) -> Pair {{
-            let shift = |v, n| {
-                _mm256_castsi256_ps(_mm256_add_epi32(
-                    _mm256_castps_si256(v),
-                    _mm256_slli_epi32::<23>(_mm256_castps_si256(n)),
-                ))
-            };
-            [shift(v[0], n_bits[0]), shift(v[1], n_bits[1])]
+            let n = [_mm256_castps_si256(n_bits[0]), _mm256_castps_si256(n_bits[1])];
+            let n = [_mm256_slli_epi32::<23>(n[0]), _mm256_slli_epi32::<23>(n[1])];
+            [
+                _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(v[0]), n[0])),
+                _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(v[1]), n[1])),
+            ]
         }}
         fn nibbles(line: &Line) -> [Pair; 8] {{
-            let low = _mm256_loadu_si256(line.0.as_ptr().cast());
-            let high = _mm256_loadu_si256(line.0.as_ptr().add(8).cast());
-            let digit = |words| _mm256_cvtepi32_ps(_mm256_and_si256(words, _mm256_set1_epi32(15)));
+            let [low, high] = transmute::<Line, [__m256i; 2]>(*line);
+            let mask = _mm256_set1_epi32(15);
             [
-                [digit(low), digit(high)],
-                [digit(_mm256_srli_epi32::<4>(low)), digit(_mm256_srli_epi32::<4>(high))],
-                [digit(_mm256_srli_epi32::<8>(low)), digit(_mm256_srli_epi32::<8>(high))],
-                [digit(_mm256_srli_epi32::<12>(low)), digit(_mm256_srli_epi32::<12>(high))],
-                [digit(_mm256_srli_epi32::<16>(low)), digit(_mm256_srli_epi32::<16>(high))],
-                [digit(_mm256_srli_epi32::<20>(low)), digit(_mm256_srli_epi32::<20>(high))],
-                [digit(_mm256_srli_epi32::<24>(low)), digit(_mm256_srli_epi32::<24>(high))],
-                [digit(_mm256_srli_epi32::<28>(low)), digit(_mm256_srli_epi32::<28>(high))],
+                digits(low, high, mask),
+                digits(_mm256_srli_epi32::<4>(low), _mm256_srli_epi32::<4>(high), mask),
+                digits(_mm256_srli_epi32::<8>(low), _mm256_srli_epi32::<8>(high), mask),
+                digits(_mm256_srli_epi32::<12>(low), _mm256_srli_epi32::<12>(high), mask),
+                digits(_mm256_srli_epi32::<16>(low), _mm256_srli_epi32::<16>(high), mask),
+                digits(_mm256_srli_epi32::<20>(low), _mm256_srli_epi32::<20>(high), mask),
+                digits(_mm256_srli_epi32::<24>(low), _mm256_srli_epi32::<24>(high), mask),
+                digits(_mm256_srli_epi32::<28>(low), _mm256_srli_epi32::<28>(high), mask),
             ]
         }}
         fn bytes(line: &Line) -> [Pair; 4] {{
-            let low = _mm256_loadu_si256(line.0.as_ptr().cast());
-            let high = _mm256_loadu_si256(line.0.as_ptr().add(8).cast());
-            let top = |words| _mm256_cvtepi32_ps(_mm256_srai_epi32::<24>(words));
+            let [low, high] = transmute::<Line, [__m256i; 2]>(*line);
             [
-                [top(_mm256_slli_epi32::<24>(low)), top(_mm256_slli_epi32::<24>(high))],
-                [top(_mm256_slli_epi32::<16>(low)), top(_mm256_slli_epi32::<16>(high))],
-                [top(_mm256_slli_epi32::<8>(low)), top(_mm256_slli_epi32::<8>(high))],
-                [top(low), top(high)],
+                top_bytes(_mm256_slli_epi32::<24>(low), _mm256_slli_epi32::<24>(high)),
+                top_bytes(_mm256_slli_epi32::<16>(low), _mm256_slli_epi32::<16>(high)),
+                top_bytes(_mm256_slli_epi32::<8>(low), _mm256_slli_epi32::<8>(high)),
+                top_bytes(low, high),
             ]
         }}
-        fn fold_each(v: [Pair; LANES]) -> Pair {{
-            // As for AVX-512; the first halving is the sum of the two registers, and each half of the result is
-            // made of eight of the vectors.
-            let eights = |v: Pair| _mm256_add_ps(v[0], v[1]);
-            let fours = |a, b| {
-                _mm256_add_ps(_mm256_permute2f128_ps::<0x20>(a, b), _mm256_permute2f128_ps::<0x31>(a, b))
-            };
-            let halves = |i: usize| fours(eights(v[i]), eights(v[i + 4]));
-            let twos = |a, b| _mm256_add_ps(_mm256_shuffle_ps::<0x44>(a, b), _mm256_shuffle_ps::<0xEE>(a, b));
-            let ones = |a, b| _mm256_add_ps(_mm256_shuffle_ps::<0x88>(a, b), _mm256_shuffle_ps::<0xDD>(a, b));
-            let sums =
-                |i: usize| ones(twos(halves(i), halves(i + 1)), twos(halves(i + 2), halves(i + 3)));
-            [sums(0), sums(8)]
-        }}
+        fn fold_each(v: [Pair; LANES]) -> Pair { fold_each_avx2(&v) }
     }
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn digits(low: __m256i, high: __m256i, mask: __m256i) -> Pair {
+    [_mm256_cvtepi32_ps(_mm256_and_si256(low, mask)), _mm256_cvtepi32_ps(_mm256_and_si256(high, mask))]
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn top_bytes(low: __m256i, high: __m256i) -> Pair {
+    [_mm256_cvtepi32_ps(_mm256_srai_epi32::<24>(low)), _mm256_cvtepi32_ps(_mm256_srai_epi32::<24>(high))]
+}
+
+/// Each step halves the lanes per sum and doubles the sums per vector. The order in which vectors are paired puts
+/// sum i into lane i at the end.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn fold_each_avx512(v: &[__m512; LANES]) -> __m512 {
+    let eights = |a: __m512, b: __m512| {
+        _mm512_add_ps(_mm512_shuffle_f32x4::<0x44>(a, b), _mm512_shuffle_f32x4::<0xEE>(a, b))
+    };
+    let fours = |i: usize| {
+        let (a, b) = (eights(v[i], v[i + 4]), eights(v[i + 8], v[i + 12]));
+        _mm512_add_ps(_mm512_shuffle_f32x4::<0x88>(a, b), _mm512_shuffle_f32x4::<0xDD>(a, b))
+    };
+    let twos = |i: usize| {
+        let (a, b) = (fours(i), fours(i + 1));
+        _mm512_add_ps(_mm512_shuffle_ps::<0x44>(a, b), _mm512_shuffle_ps::<0xEE>(a, b))
+    };
+    let (a, b) = (twos(0), twos(2));
+    _mm512_add_ps(_mm512_shuffle_ps::<0x88>(a, b), _mm512_shuffle_ps::<0xDD>(a, b))
+}
+
+/// As for AVX-512; the first halving is the sum of the two registers, and each half of the result is made of eight
+/// of the vectors.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn fold_each_avx2(v: &[Pair; LANES]) -> Pair {
+    let eights = |i: usize| _mm256_add_ps(v[i][0], v[i][1]);
+    let fours = |i: usize| {
+        let (a, b) = (eights(i), eights(i + 4));
+        _mm256_add_ps(_mm256_permute2f128_ps::<0x20>(a, b), _mm256_permute2f128_ps::<0x31>(a, b))
+    };
+    let twos = |i: usize| {
+        let (a, b) = (fours(i), fours(i + 1));
+        _mm256_add_ps(_mm256_shuffle_ps::<0x44>(a, b), _mm256_shuffle_ps::<0xEE>(a, b))
+    };
+    let ones = |i: usize| {
+        let (a, b) = (twos(i), twos(i + 2));
+        _mm256_add_ps(_mm256_shuffle_ps::<0x88>(a, b), _mm256_shuffle_ps::<0xDD>(a, b))
+    };
+    [ones(0), ones(8)]
 }
