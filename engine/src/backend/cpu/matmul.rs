@@ -266,7 +266,7 @@ fn decode<S: Isa, F: Format>(isa: S, weights: &Panels, panel: usize, out: &mut [
 /// One row of a matrix, decoded: an embedding.
 pub(super) struct Row<'a> {
     pub(super) weights: &'a Panels,
-    pub(super) row: usize,
+    pub(super) index: usize,
     /// Room for a decoded panel.
     pub(super) scratch: &'a mut Vec<Lane>,
     /// `[cols]`
@@ -278,8 +278,8 @@ impl Kernel for Row<'_> {
 
     #[inline(always)]
     fn run<S: Isa>(self, isa: S) {
-        let Self { weights, row, scratch, out } = self;
-        let panel = row / LANES;
+        let Self { weights, index, scratch, out } = self;
+        let panel = index / LANES;
         scratch.resize(weights.depth(), [0.0; LANES]);
         match weights.dtype {
             TensorType::F32 => decode::<S, F32>(isa, weights, panel, scratch, 1),
@@ -290,7 +290,7 @@ impl Kernel for Row<'_> {
             TensorType::Q8_0 => decode::<S, Q8_0>(isa, weights, panel, scratch, 1),
         }
         for (out, lanes) in out.iter_mut().zip(scratch.iter()) {
-            *out = lanes[row % LANES];
+            *out = lanes[index % LANES];
         }
     }
 }

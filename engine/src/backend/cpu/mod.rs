@@ -135,7 +135,7 @@ impl Backend for Cpu {
         let width = out.width;
         self.pool.each_chunk(&mut out.data, width, |member, token, out| {
             let scratch = &mut scratch.lock(member).panels;
-            set.run(matmul::Row { weights: &table.0, row: tokens[token] as usize, scratch, out });
+            set.run(matmul::Row { weights: &table.0, index: tokens[token] as usize, scratch, out });
         })
     }
 
@@ -210,7 +210,7 @@ impl Backend for Cpu {
         let set = self.set;
         self.pool.each_chunk(&mut gate.data, ROWS * up.width, |_, i, gate| {
             let up = &up.data[i * ROWS * up.width..][..gate.len()];
-            set.run(Gate { activation, gate, up });
+            set.run(Gate { activation, x: gate, up });
         })
     }
 

@@ -35,10 +35,10 @@ impl Kernel for RmsNorm<'_> {
     }
 }
 
-/// `gate = activation(gate) * up`
+/// `x = activation(x) * up`
 pub(super) struct Gate<'a> {
     pub(super) activation: Activation,
-    pub(super) gate: &'a mut [f32],
+    pub(super) x: &'a mut [f32],
     pub(super) up: &'a [f32],
 }
 
@@ -47,17 +47,17 @@ impl Kernel for Gate<'_> {
 
     #[inline(always)]
     fn run<S: Isa>(self, isa: S) {
-        let (gates, last_gate) = self.gate.as_chunks_mut::<LANES>();
-        let (ups, last_up) = self.up.as_chunks::<LANES>();
-        for (gate, up) in gates.iter_mut().zip(ups) {
-            let x = isa.load(gate);
-            isa.store(isa.mul(activate(isa, self.activation, x), isa.load(up)), gate);
+        let (lanes, rest) = self.x.as_chunks_mut::<LANES>();
+        let (up_lanes, up_rest) = self.up.as_chunks::<LANES>();
+        for (lane, up) in lanes.iter_mut().zip(up_lanes) {
+            let x = isa.load(lane);
+            isa.store(isa.mul(activate(isa, self.activation, x), isa.load(up)), lane);
         }
-        if !last_gate.is_empty() {
-            let x = isa.load(&padded(last_gate));
+        if !rest.is_empty() {
+            let x = isa.load(&padded(rest));
             let mut product = [0.0; LANES];
-            isa.store(isa.mul(activate(isa, self.activation, x), isa.load(&padded(last_up))), &mut product);
-            last_gate.copy_from_slice(&product[..last_gate.len()]);
+            isa.store(isa.mul(activate(isa, self.activation, x), isa.load(&padded(up_rest))), &mut product);
+            rest.copy_from_slice(&product[..rest.len()]);
         }
     }
 }

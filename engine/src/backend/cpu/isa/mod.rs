@@ -156,8 +156,7 @@ pub(crate) fn exp<S: Isa>(isa: S, x: S::V) -> S::V {
     /// ln 2 in two parts; the first has trailing zeros, so that n times it is exact.
     const LN2_HIGH: f32 = 0.693_359_4;
     const LN2_LOW: f32 = -2.121_944_4e-4;
-    const POLYNOMIAL: [f32; 5] =
-        [1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 5.000_000_1e-1];
+    const POLYNOMIAL: [f32; 5] = [1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5];
 
     let x = isa.min(isa.max(x, isa.splat(-87.3)), isa.splat(88.3));
     let n_bits = isa.fma(x, isa.splat(std::f32::consts::LOG2_E), isa.splat(ROUND));

@@ -11,8 +11,8 @@ pub(crate) struct Portable;
 #[inline(always)]
 fn zip(a: Lane, b: Lane, f: impl Fn(f32, f32) -> f32) -> Lane {
     let mut out = [0.0; LANES];
-    for i in 0..LANES {
-        out[i] = f(a[i], b[i]);
+    for (out, (a, b)) in out.iter_mut().zip(a.into_iter().zip(b)) {
+        *out = f(a, b);
     }
     out
 }
@@ -20,8 +20,8 @@ fn zip(a: Lane, b: Lane, f: impl Fn(f32, f32) -> f32) -> Lane {
 #[inline(always)]
 fn words(words: &Line, f: impl Fn(u32) -> f32) -> Lane {
     let mut out = [0.0; LANES];
-    for i in 0..LANES {
-        out[i] = f(words.0[i]);
+    for (out, word) in out.iter_mut().zip(words.0) {
+        *out = f(word);
     }
     out
 }
@@ -48,9 +48,9 @@ impl Isa for Portable {
 
     #[inline(always)]
     fn fma(self, a: Lane, b: Lane, c: Lane) -> Lane {
-        let mut out = [0.0; LANES];
-        for i in 0..LANES {
-            out[i] = a[i].mul_add(b[i], c[i]);
+        let mut out = c;
+        for (out, (a, b)) in out.iter_mut().zip(a.into_iter().zip(b)) {
+            *out = a.mul_add(b, *out);
         }
         out
     }
