@@ -5,11 +5,9 @@
 //! multiplied while panels are decoded; for several, a group of panels is decoded once into scratch and multiplied
 //! by tiles of tokens, a tile's accumulators in registers.
 
-use checkpoint::TensorType;
-
 use super::disjoint::Disjoint;
 use super::isa::{InstructionSet, Isa, Kernel, LANES, Lane};
-use super::panels::{BLOCK, Bf16, Block, F16, F32, Format, OCTET, OCTETS, Panels, Q4_0, Q4_1, Q8_0};
+use super::panels::{BLOCK, Block, Format, OCTET, OCTETS, Panels, with_format};
 use super::pool::Pool;
 use super::scratch::MemberScratch;
 use crate::backend::Outcome;
@@ -118,32 +116,29 @@ impl Kernel for PanelGroup<'_> {
 
     #[inline(always)]
     fn run<S: Isa>(self, isa: S) {
-        match self.output.weights.dtype {
-            TensorType::F32 => self.product::<S, F32>(isa),
-            TensorType::F16 => self.product::<S, F16>(isa),
-            TensorType::BF16 => self.product::<S, Bf16>(isa),
-            TensorType::Q4_0 => self.product::<S, Q4_0>(isa),
-            TensorType::Q4_1 => self.product::<S, Q4_1>(isa),
-            TensorType::Q8_0 => self.product::<S, Q8_0>(isa),
+        let panels = self.output.weights.panels() - self.first;
+        if S::WIDE && panels >= panel_group(true) {
+            self.group::<S, { panel_group(true) }>(isa);
+        } else {
+            self.group::<S, 1>(isa);
         }
     }
 }
 
 impl PanelGroup<'_> {
     #[inline(always)]
-    fn product<S: Isa, F: Format>(mut self, isa: S) {
-        let panels = panel_group(S::WIDE).min(self.output.weights.panels() - self.first);
-        match (panels, self.x.tokens) {
-            (2, 1) => self.one_token::<S, F, 2>(isa),
-            (2, _) => self.tiles::<S, F, 2>(isa),
-            (_, 1) => self.one_token::<S, F, 1>(isa),
-            (_, _) => self.tiles::<S, F, 1>(isa),
+    fn group<S: Isa, const P: usize>(mut self, isa: S) {
+        if self.x.tokens == 1 {
+            let sums = with_format!(self.output.weights.dtype, F => self.one_token::<S, F, P>(isa));
+            self.write(isa, 0, &sums);
+        } else {
+            self.tiles::<S, P>(isa);
         }
     }
 
     /// Decodes and multiplies in one pass over the panels.
     #[inline(always)]
-    fn one_token<S: Isa, F: Format, const P: usize>(&self, isa: S) {
+    fn one_token<S: Isa, F: Format, const P: usize>(&self, isa: S) -> [S::V; P] {
         let mut sums = [isa.splat(0.0); P];
         for (i, x) in self.x.data.as_chunks::<BLOCK>().0.iter().enumerate() {
             let blocks = self.blocks::<F, P>(i);
@@ -160,7 +155,7 @@ impl PanelGroup<'_> {
                 }
             }
         }
-        self.write(isa, 0, &sums);
+        sums
     }
 
     /// Block `i` of each panel of the group.
@@ -173,12 +168,14 @@ impl PanelGroup<'_> {
         blocks
     }
 
+    /// Decodes the panels, then multiplies them by each tile of tokens.
     #[inline(always)]
-    fn tiles<S: Isa, F: Format, const P: usize>(&mut self, isa: S) {
+    fn tiles<S: Isa, const P: usize>(&mut self, isa: S) {
         let mut decoded = std::mem::take(self.scratch);
         decoded.resize(self.x.depth * P, [0.0; LANES]);
         for p in 0..P {
-            decode::<S, F>(isa, self.output.weights, self.first + p, &mut decoded[p..], P);
+            let to = Decoded { out: &mut decoded[p..], stride: P };
+            decode(isa, self.output.weights, self.first + p, to);
         }
         let weights = &decoded.as_chunks::<P>().0[..self.x.depth];
         for (first, width, x) in self.x.tiles() {
@@ -203,9 +200,8 @@ impl PanelGroup<'_> {
         x: &[f32],
         first: usize,
     ) {
-        // The instruction set with few registers has no tiles this large.
         if T > token_tile(S::WIDE) {
-            return;
+            unreachable!("tiles of {T} tokens need more registers");
         }
         let mut sums = [[isa.splat(0.0); P]; T];
         for (weights, x) in weights.iter().zip(x.as_chunks::<T>().0) {
@@ -248,9 +244,20 @@ impl PanelGroup<'_> {
     }
 }
 
-/// Decodes a panel: column k goes to `out[k * stride]`.
+/// Where a decoded panel goes: column k to `out[k * stride]`.
+struct Decoded<'a> {
+    out: &'a mut [Lane],
+    stride: usize,
+}
+
 #[inline(always)]
-fn decode<S: Isa, F: Format>(isa: S, weights: &Panels, panel: usize, out: &mut [Lane], stride: usize) {
+fn decode<S: Isa>(isa: S, weights: &Panels, panel: usize, to: Decoded<'_>) {
+    with_format!(weights.dtype, F => decode_as::<S, F>(isa, weights, panel, to));
+}
+
+#[inline(always)]
+fn decode_as<S: Isa, F: Format>(isa: S, weights: &Panels, panel: usize, to: Decoded<'_>) {
+    let Decoded { out, stride } = to;
     for (i, out) in (0..weights.depth() / BLOCK).zip(out.chunks_mut(BLOCK * stride)) {
         let block = weights.block::<F>(panel, i);
         let scale = block.scale::<S, F>(isa);
@@ -279,16 +286,8 @@ impl Kernel for Row<'_> {
     #[inline(always)]
     fn run<S: Isa>(self, isa: S) {
         let Self { weights, index, scratch, out } = self;
-        let panel = index / LANES;
         scratch.resize(weights.depth(), [0.0; LANES]);
-        match weights.dtype {
-            TensorType::F32 => decode::<S, F32>(isa, weights, panel, scratch, 1),
-            TensorType::F16 => decode::<S, F16>(isa, weights, panel, scratch, 1),
-            TensorType::BF16 => decode::<S, Bf16>(isa, weights, panel, scratch, 1),
-            TensorType::Q4_0 => decode::<S, Q4_0>(isa, weights, panel, scratch, 1),
-            TensorType::Q4_1 => decode::<S, Q4_1>(isa, weights, panel, scratch, 1),
-            TensorType::Q8_0 => decode::<S, Q8_0>(isa, weights, panel, scratch, 1),
-        }
+        decode(isa, weights, index / LANES, Decoded { out: scratch, stride: 1 });
         for (out, lanes) in out.iter_mut().zip(scratch.iter()) {
             *out = lanes[index % LANES];
         }

@@ -25,6 +25,40 @@ pub(super) const OCTET: usize = 8;
 /// Octets of a block.
 pub(super) const OCTETS: usize = BLOCK / OCTET;
 
+/// Evaluates an expression with `$format` the [`Format`] of a tensor type.
+macro_rules! with_format {
+    ($dtype:expr, $format:ident => $body:expr) => {{
+        use $crate::backend::cpu::panels;
+        match $dtype {
+            checkpoint::TensorType::F32 => {
+                type $format = panels::F32;
+                $body
+            }
+            checkpoint::TensorType::F16 => {
+                type $format = panels::F16;
+                $body
+            }
+            checkpoint::TensorType::BF16 => {
+                type $format = panels::Bf16;
+                $body
+            }
+            checkpoint::TensorType::Q4_0 => {
+                type $format = panels::Q4_0;
+                $body
+            }
+            checkpoint::TensorType::Q4_1 => {
+                type $format = panels::Q4_1;
+                $body
+            }
+            checkpoint::TensorType::Q8_0 => {
+                type $format = panels::Q8_0;
+                $body
+            }
+        }
+    }};
+}
+pub(super) use with_format;
+
 /// A matrix, repacked.
 #[derive(Debug)]
 pub(super) struct Panels {
@@ -41,14 +75,7 @@ pub(super) struct Panels {
 impl Panels {
     /// Repacks a tensor.
     pub(super) fn pack(tensor: &Tensor<'_>) -> Self {
-        match tensor.dtype {
-            TensorType::F32 => Self::pack_as::<F32>(tensor),
-            TensorType::F16 => Self::pack_as::<F16>(tensor),
-            TensorType::BF16 => Self::pack_as::<Bf16>(tensor),
-            TensorType::Q4_0 => Self::pack_as::<Q4_0>(tensor),
-            TensorType::Q4_1 => Self::pack_as::<Q4_1>(tensor),
-            TensorType::Q8_0 => Self::pack_as::<Q8_0>(tensor),
-        }
+        with_format!(tensor.dtype, F => Self::pack_as::<F>(tensor))
     }
 
     fn pack_as<F: Format>(tensor: &Tensor<'_>) -> Self {
