@@ -13,12 +13,12 @@ use crate::batch::{Batch, BlockIndex, Logits};
 
 /// Turns a batch into logits, reading and writing KV on the way.
 ///
-/// The contract, which `conformance` checks on every implementation:
+/// The contract, which [`conformance`] checks on every implementation:
 /// - `forward` writes the K and V of every token of the batch into its slot before any token of the same
 ///   sequence at a later position reads it, and reads only positions up to each token's own.
 /// - Logits of a row depend on the sequence's tokens and positions alone, never on the rest of the batch, on how
 ///   the sequence was cut into chunks, or on the number of threads.
-/// - After an [`Interrupted`] forward the same batch may be run again: KV writes are idempotent.
+/// - After an [interrupted](ForwardError::Interrupted) forward the same batch may be run again: KV writes are idempotent.
 pub trait Model: Send + 'static {
     /// Where this model keeps keys and values.
     type Kv: KvMemory;

@@ -17,7 +17,7 @@ use super::disjoint::Disjoint;
 use super::isa::{InstructionSet, Isa, Kernel, LANES, Lane, exp};
 use super::kv::{CpuKv, Plane};
 use super::pool::Pool;
-use super::scratch::MemberScratch;
+use super::scratch::{Lanes, MemberScratch};
 use crate::backend::{LayerStep, Outcome};
 use crate::batch::BlockIndex;
 use crate::model::KvMemory;
@@ -38,18 +38,18 @@ pub(super) struct Heads<'a> {
 /// Room for one task.
 #[derive(Default)]
 pub(super) struct AttentionScratch {
+    /// Sixteen keys interleaved, so that they are scored together. `[SPLIT / LANES][dims][LANES]`
+    keys: Lanes,
     /// `[SPLIT][dims]`
-    keys: Vec<Lane>,
-    /// `[SPLIT][dims]`
-    values: Vec<Lane>,
+    values: Lanes,
     /// `[rows][dims]`
-    queries: Vec<Lane>,
+    queries: Lanes,
     /// Scores, then e^(score - maximum). `[rows][SPLIT / LANES]`
-    weights: Vec<Lane>,
+    weights: Lanes,
     /// Weighted sums of a split's values. `[rows][dims]`
-    split: Vec<Lane>,
+    split: Lanes,
     /// The same over all splits so far. `[rows][dims]`
-    total: Vec<Lane>,
+    total: Lanes,
     /// Over all splits so far. `[rows]`
     softmax: Vec<Softmax>,
 }
@@ -176,15 +176,15 @@ impl Task<'_> {
     fn start(&mut self, shape: Shape) {
         let scratch = &mut *self.scratch;
         let rows = shape.rows;
-        scratch.keys.resize(SPLIT * shape.dims, [0.0; LANES]);
-        scratch.values.resize(SPLIT * shape.dims, [0.0; LANES]);
-        scratch.weights.resize(rows * (SPLIT / LANES), [0.0; LANES]);
-        scratch.split.resize(rows * shape.dims, [0.0; LANES]);
-        scratch.total.resize(rows * shape.dims, [0.0; LANES]);
+        scratch.keys.resize(SPLIT * shape.dims);
+        scratch.values.resize(SPLIT * shape.dims);
+        scratch.weights.resize(rows * (SPLIT / LANES));
+        scratch.split.resize(rows * shape.dims);
+        scratch.total.resize(rows * shape.dims);
         // The second half is the current split's.
         scratch.softmax.resize(2 * rows, Softmax::default());
-        scratch.queries.clear();
-        scratch.queries.resize(rows * shape.dims, [0.0; LANES]);
+        scratch.queries.resize(rows * shape.dims);
+        scratch.queries.fill([0.0; LANES]);
         for (row, query) in scratch.queries.chunks_exact_mut(shape.dims).enumerate() {
             let start = (self.tokens.start + row / shape.group) * self.width
                 + (self.kv_head * shape.group + row % shape.group) * shape.head_dim;
@@ -204,16 +204,18 @@ impl Task<'_> {
     fn widen<S: Isa>(&mut self, isa: S, shape: Shape, first: usize, count: usize) {
         let block_tokens = self.kv.layout().block_tokens;
         let AttentionScratch { keys, values, .. } = &mut *self.scratch;
-        for (plane, lanes) in [(Plane::keys(self.layer), keys), (Plane::values(self.layer), values)] {
-            let mut heads = lanes.chunks_exact_mut(shape.dims).take(count);
-            let (mut block, mut offset) = (first / block_tokens, first % block_tokens);
-            while heads.len() > 0 {
-                let stored = self.kv.head(plane, self.table[block] as usize, offset, self.kv_head);
-                for (stored, head) in stored.zip(&mut heads) {
-                    widen_head(isa, stored, head);
-                }
-                (block, offset) = (block + 1, 0);
+        let mut position = first;
+        while position < first + count {
+            let (block, offset) = (self.table[position / block_tokens] as usize, position % block_tokens);
+            let run = (block_tokens - offset).min(first + count - position);
+            let stored_keys = self.kv.head(Plane::keys(self.layer), block, offset, self.kv_head);
+            let stored_values = self.kv.head(Plane::values(self.layer), block, offset, self.kv_head);
+            for (key, (k, v)) in (position - first..).zip(stored_keys.zip(stored_values).take(run)) {
+                let at = key / LANES * LANES * shape.dims + key % LANES;
+                widen_head(isa, k, keys[at..].iter_mut().step_by(LANES));
+                widen_head(isa, v, values[key * shape.dims..].iter_mut());
             }
+            position += run;
         }
     }
 
@@ -384,15 +386,14 @@ impl Task<'_> {
     }
 }
 
-/// `q · k` of sixteen keys: element i in lane i mod 16, ascending, lanes folded.
+/// `q · k` of sixteen keys `[dims][LANES]`: element i in lane i mod 16, ascending, lanes folded.
 #[inline(always)]
 fn scores<S: Isa>(isa: S, query: &[Lane], keys: &[Lane]) -> S::V {
     let mut sums = [isa.splat(0.0); LANES];
-    let dims = query.len();
-    for (d, q) in query.iter().enumerate() {
+    for (q, keys) in query.iter().zip(keys.as_chunks::<LANES>().0) {
         let q = isa.load(q);
-        for (key, sum) in sums.iter_mut().enumerate() {
-            *sum = isa.fma(q, isa.load(&keys[key * dims + d]), *sum);
+        for (sum, key) in sums.iter_mut().zip(keys) {
+            *sum = isa.fma(q, isa.load(key), *sum);
         }
     }
     isa.fold_each(sums)
@@ -400,15 +401,15 @@ fn scores<S: Isa>(isa: S, query: &[Lane], keys: &[Lane]) -> S::V {
 
 /// One head's halves to f32; the padding of the last vector is zeros.
 #[inline(always)]
-fn widen_head<S: Isa>(isa: S, stored: &[f16], head: &mut [Lane]) {
+fn widen_head<'a, S: Isa>(isa: S, stored: &[f16], mut head: impl Iterator<Item = &'a mut Lane>) {
     let (whole, rest) = stored.reinterpret_cast().as_chunks();
-    for (lane, halves) in head.iter_mut().zip(whole) {
+    for (halves, lane) in whole.iter().zip(&mut head) {
         isa.store(isa.load_f16(halves), lane);
     }
-    if !rest.is_empty() {
+    if let (false, Some(lane)) = (rest.is_empty(), head.next()) {
         let mut halves = [0; LANES];
         halves[..rest.len()].copy_from_slice(rest);
-        isa.store(isa.load_f16(&halves), &mut head[whole.len()]);
+        isa.store(isa.load_f16(&halves), lane);
     }
 }
 

@@ -9,7 +9,7 @@ use super::disjoint::Disjoint;
 use super::isa::{InstructionSet, Isa, Kernel, LANES, Lane};
 use super::panels::{BLOCK, Block, Format, OCTET, OCTETS, Panels, with_format};
 use super::pool::Pool;
-use super::scratch::MemberScratch;
+use super::scratch::{Lanes, MemberScratch};
 use crate::backend::Outcome;
 
 /// Panels multiplied together: with [`token_tile`], what the registers hold.
@@ -108,7 +108,7 @@ struct PanelGroup<'a> {
     /// The first panel of the group.
     first: usize,
     x: &'a TokenTiles,
-    scratch: &'a mut Vec<Lane>,
+    scratch: &'a mut Lanes,
 }
 
 impl Kernel for PanelGroup<'_> {
@@ -172,7 +172,7 @@ impl PanelGroup<'_> {
     #[inline(always)]
     fn tiles<S: Isa, const P: usize>(&mut self, isa: S) {
         let mut decoded = std::mem::take(self.scratch);
-        decoded.resize(self.x.depth * P, [0.0; LANES]);
+        decoded.resize(self.x.depth * P);
         for p in 0..P {
             let to = Decoded { out: &mut decoded[p..], stride: P };
             decode(isa, self.output.weights, self.first + p, to);
@@ -275,7 +275,7 @@ pub(super) struct Row<'a> {
     pub(super) weights: &'a Panels,
     pub(super) index: usize,
     /// Room for a decoded panel.
-    pub(super) scratch: &'a mut Vec<Lane>,
+    pub(super) scratch: &'a mut Lanes,
     /// `[cols]`
     pub(super) out: &'a mut [f32],
 }
@@ -286,7 +286,7 @@ impl Kernel for Row<'_> {
     #[inline(always)]
     fn run<S: Isa>(self, isa: S) {
         let Self { weights, index, scratch, out } = self;
-        scratch.resize(weights.depth(), [0.0; LANES]);
+        scratch.resize(weights.depth());
         decode(isa, weights, index / LANES, Decoded { out: scratch, stride: 1 });
         for (out, lanes) in out.iter_mut().zip(scratch.iter()) {
             *out = lanes[index % LANES];

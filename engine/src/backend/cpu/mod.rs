@@ -3,14 +3,14 @@
 //! Clear and right first: other backends are held against it. Its results do not depend on batch, chunk or number
 //! of threads, which the order of operations in every kernel guarantees:
 //!
-//! - a product ([`matmul`]) is one chain of fused multiply-adds, columns ascending, rows in lanes; threads share
+//! - a product (`matmul`) is one chain of fused multiply-adds, columns ascending, rows in lanes; threads share
 //!   rows, never columns;
 //! - a sum over a row (norms, q · k, weights of attention) puts element i into lane i mod 16, ascending, and folds
 //!   the lanes 8, 4, 2, 1;
-//! - [`attention`] splits keys at absolute positions and reads them as stored, also inside the chunk that wrote them;
+//! - `attention` splits keys at absolute positions and reads them as stored, also inside the chunk that wrote them;
 //! - e^x, sine and cosine are our own.
 //!
-//! All instruction sets ([`isa`]) give the same bits.
+//! All instruction sets (`isa`) give the same bits.
 
 mod attention;
 mod disjoint;

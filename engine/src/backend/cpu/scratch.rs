@@ -1,15 +1,43 @@
 //! Each pool member's own memory, grown to what a step needs and kept.
 
+use std::ops::{Deref, DerefMut};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::attention::AttentionScratch;
-use super::isa::Lane;
+use super::isa::{Lane, Line};
+
+/// Vectors on cache-line borders, so that no load touches two lines.
+#[derive(Default)]
+pub(super) struct Lanes(Vec<Line>);
+
+impl Lanes {
+    /// Sets the number of vectors; new ones are zeros, old ones keep what they held.
+    pub(super) fn resize(&mut self, len: usize) {
+        self.0.resize(len, Line::default());
+    }
+}
+
+impl Deref for Lanes {
+    type Target = [Lane];
+
+    #[inline(always)]
+    fn deref(&self) -> &[Lane] {
+        bytemuck::cast_slice(&self.0)
+    }
+}
+
+impl DerefMut for Lanes {
+    #[inline(always)]
+    fn deref_mut(&mut self) -> &mut [Lane] {
+        bytemuck::cast_slice_mut(&mut self.0)
+    }
+}
 
 /// What one member works in.
 #[derive(Default)]
 pub(super) struct Scratch {
     /// Decoded weight panels.
-    pub(super) panels: Vec<Lane>,
+    pub(super) panels: Lanes,
     pub(super) attention: AttentionScratch,
 }
 
