@@ -1,1 +1,49 @@
-//! Placeholder.
+//! Where a request executes, and what comes next.
+//!
+//! The router owns a request from arrival to last token. It sees token ids and references, never text and never KV
+//! bytes. Read [`dispatch`] first: it is the whole of a request's life, without IO. [`pools`] knows which workers
+//! there are and which may work together. The rest is the shell: it keeps the pools (`cluster`), serves gateways
+//! (`service`), and runs each request's dispatch (`route`) over calls to workers (`calls`).
+
+mod calls;
+mod cluster;
+mod config;
+pub mod dispatch;
+mod meters;
+pub mod planted;
+pub mod pools;
+mod route;
+mod service;
+
+use std::sync::Arc;
+
+use node::{Context, Listener, Services};
+use proto::wire::router_server::RouterServer;
+use tokio::sync::Semaphore;
+
+pub use config::Config;
+pub use pools::PlacementMode;
+
+use cluster::{Cluster, DescribeConfig};
+use route::Shared;
+use service::RouterService;
+
+/// Serves as a router until the process has drained or stops.
+///
+/// # Errors
+/// When an option has no valid value, or the address cannot be listened on.
+pub async fn run(config: Config, context: Context) -> Result<(), node::Error> {
+    config.validate()?;
+    let listener = Listener::parse("listen", &config.listen)?;
+    meters::describe();
+    let cluster = Arc::new(Cluster::new());
+    let describe = DescribeConfig { every: config.describe_every, timeout: config.describe_timeout };
+    let follow = cluster::follow_members(Arc::clone(&cluster), context.clone(), describe);
+    let _follow = context.tasks.spawn("members", follow).guard();
+    let fences = Arc::new(Semaphore::new(config.fences_max));
+    let shared = Shared { cluster, context: context.clone(), dispatch: config.dispatch(), fences };
+    let service = RouterService::new(shared, config);
+    let services = Services::new().add(node::limits!(RouterServer::new(service)));
+    node::serve_grpc(&listener, services, &context).await?.finished().await;
+    Ok(())
+}

@@ -1,0 +1,182 @@
+//! Calls to workers, as streams of a dispatch's events. Dropping the stream cancels the call.
+
+use futures::stream::{self, BoxStream};
+use futures::{FutureExt, StreamExt};
+use node::Network;
+use proto::{Attempt, Error, Generation, Handoff, Reason, RequestId, wire};
+use tonic::{Request, Status, Streaming};
+use wire::decode_client::DecodeClient;
+use wire::prefill_client::PrefillClient;
+use wire::worker_client::WorkerClient;
+
+use crate::dispatch::Event;
+
+/// An event of a call.
+pub(crate) struct Heard {
+    pub(crate) event: Event,
+    /// Set when the call failed on its way to the worker or back: the worker may be gone.
+    pub(crate) lost: Option<Error>,
+    /// Nothing follows.
+    pub(crate) last: bool,
+}
+
+/// What a call says. Ends after an item that is the last.
+pub(crate) type Call = BoxStream<'static, Heard>;
+
+/// Which of a worker's services is called, and how its items read.
+trait Side: Send + Sync + 'static {
+    /// An item of the stream.
+    type Item: Send + 'static;
+    /// The event that the item stands for; an error when it cannot be read.
+    fn read(attempt: Attempt, item: Self::Item) -> Result<Event, Error>;
+    /// The end of the call.
+    fn ended(attempt: Attempt, error: Option<Error>) -> Event;
+}
+
+struct Prefill;
+struct Decode;
+
+impl Side for Prefill {
+    type Item = wire::PrefillEvent;
+
+    fn read(attempt: Attempt, item: wire::PrefillEvent) -> Result<Event, Error> {
+        use wire::prefill_event::Event as Item;
+        match item.event.ok_or_else(|| Error::invalid("event", "is required"))? {
+            Item::Issued(issued) => {
+                let handoff = issued.handoff.ok_or_else(|| Error::invalid("handoff", "is required"))?;
+                Ok(Event::PrefillIssued { attempt, handoff: handoff.try_into()? })
+            }
+            Item::Done(done) => {
+                let token = done.token.ok_or_else(|| Error::invalid("token", "is required"))?;
+                Ok(Event::PrefillDone { attempt, token: token.try_into()? })
+            }
+        }
+    }
+
+    fn ended(attempt: Attempt, error: Option<Error>) -> Event {
+        Event::PrefillEnded { attempt, error }
+    }
+}
+
+impl Side for Decode {
+    type Item = wire::DecodeEvent;
+
+    fn read(attempt: Attempt, item: wire::DecodeEvent) -> Result<Event, Error> {
+        use wire::decode_event::Event as Item;
+        match item.event.ok_or_else(|| Error::invalid("event", "is required"))? {
+            Item::Admitted(_) => Ok(Event::DecodeAdmitted { attempt }),
+            Item::Token(token) => Ok(Event::DecodeToken { attempt, token: token.try_into()? }),
+        }
+    }
+
+    fn ended(attempt: Attempt, error: Option<Error>) -> Event {
+        Event::DecodeEnded { attempt, error }
+    }
+}
+
+/// Calls for a prefill. Nothing is sent before the stream is polled.
+pub(crate) fn prefill(network: &Network, worker: &str, generation: Generation) -> Call {
+    let mut client = node::limits!(PrefillClient::new(network.connect(worker)));
+    let attempt = generation.attempt;
+    let time_left = generation.time_left;
+    let mut request = Request::new(wire::PrefillRequest { generation: Some(generation.into()) });
+    request.set_timeout(time_left);
+    let opened = async move {
+        let answer = client.prefill(request).await;
+        if answer.is_ok() {
+            node::fail_point("router.prefilling").await;
+        }
+        heard::<Prefill>(attempt, answer.map(tonic::Response::into_inner))
+    };
+    let paused = opened.flatten_stream().then(|heard| async move {
+        if matches!(heard.event, Event::PrefillIssued { .. }) {
+            node::fail_point("router.issued").await;
+        }
+        heard
+    });
+    paused.boxed()
+}
+
+/// Tokens of a request after which the fail point `router.decoding` stands.
+const DECODING_TOKENS: usize = 3;
+
+/// Calls for tokens. Nothing is sent before the stream is polled.
+pub(crate) fn decode(
+    network: &Network,
+    worker: &str,
+    generation: Generation,
+    handoff: Option<Handoff>,
+) -> Call {
+    let mut client = node::limits!(DecodeClient::new(network.connect(worker)));
+    let attempt = generation.attempt;
+    let time_left = generation.time_left;
+    let message =
+        wire::DecodeRequest { generation: Some(generation.into()), handoff: handoff.map(Into::into) };
+    let mut request = Request::new(message);
+    request.set_timeout(time_left);
+    let opened = async move {
+        let answer = client.decode(request).await;
+        heard::<Decode>(attempt, answer.map(tonic::Response::into_inner))
+    };
+    let paused = opened.flatten_stream().then(|heard| async move {
+        if matches!(&heard.event, Event::DecodeToken { token, .. } if token.index >= DECODING_TOKENS) {
+            node::fail_point("router.decoding").await;
+        }
+        heard
+    });
+    paused.boxed()
+}
+
+/// Turns an answer into events, up to and with the first that is the last.
+fn heard<S: Side>(attempt: Attempt, answer: Result<Streaming<S::Item>, Status>) -> Call {
+    let items = match answer {
+        Ok(items) => items.boxed(),
+        Err(status) => stream::once(async { Err(status) }).boxed(),
+    };
+    let events = items.map(move |item| match item.map(|item| S::read(attempt, item)) {
+        Ok(Ok(event)) => Heard { event, lost: None, last: false },
+        Ok(Err(error)) => {
+            // Whatever is wrong with it, it is the worker's fault and not that of the request.
+            let message = format!("the worker sent an item that cannot be read: {}", error.message);
+            let error = Error::new(Reason::Internal, message);
+            Heard { event: S::ended(attempt, Some(error)), lost: None, last: true }
+        }
+        Err(status) => {
+            let on_the_way = proto::convert::is_transport(&status);
+            let error = Error::from(status);
+            let lost = (on_the_way && error.reason == Reason::WorkerLost).then(|| error.clone());
+            Heard { event: S::ended(attempt, Some(error)), lost, last: true }
+        }
+    });
+    let end = stream::once(async move { Heard { event: S::ended(attempt, None), lost: None, last: true } });
+    let mut over = false;
+    let up_to_last = events.chain(end).take_while(move |heard| {
+        let taken = !over;
+        over |= heard.last;
+        std::future::ready(taken)
+    });
+    up_to_last.boxed()
+}
+
+/// Time for one try to fence.
+const FENCE_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(1);
+/// Tries to fence. A worker that cannot be reached in all of them is as good as dead, and its epoch with it.
+const FENCE_TRIES: u32 = 3;
+
+/// Tells a worker to refuse attempts below this one.
+pub(crate) async fn fence(network: Network, worker: String, request: RequestId, attempt: Attempt) {
+    let mut client = node::limits!(WorkerClient::new(network.connect(&worker)));
+    for _ in 0..FENCE_TRIES {
+        let message = wire::FenceRequest { request: request.0.clone(), attempt: attempt.0 };
+        let mut call = Request::new(message);
+        call.set_timeout(FENCE_TIMEOUT);
+        match client.fence(call).await {
+            Ok(_) => return,
+            Err(status) => {
+                let error = Error::from(status);
+                tracing::debug!(%request, worker, attempt = attempt.0, %error, "fence did not arrive");
+            }
+        }
+        tokio::time::sleep(FENCE_TIMEOUT / 5).await;
+    }
+}

@@ -1,0 +1,160 @@
+//! The pools as this process keeps them: fed by discovery and `Describe`, read by every request.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use node::{Context, Network, TaskGuard};
+use proto::{Error, Reason, Role, WorkerDescription, wire};
+use tokio::sync::{Notify, watch};
+use tracing::{error, info, warn};
+use wire::worker_client::WorkerClient;
+
+use crate::meters;
+use crate::pools::{Change, ChangeKind, Pools};
+
+/// The pools, shared.
+pub(crate) struct Cluster {
+    pools: Mutex<Pools>,
+    /// Counts changes; requests that wait for a worker wait for this.
+    version: watch::Sender<u64>,
+    /// Wakes the task that describes a worker.
+    nudges: Mutex<HashMap<String, Arc<Notify>>>,
+}
+
+impl Cluster {
+    /// No workers yet.
+    pub(crate) fn new() -> Self {
+        Self { pools: Mutex::default(), version: watch::channel(0).0, nudges: Mutex::default() }
+    }
+
+    /// The pools. Held for a moment only, never over an await.
+    pub(crate) fn pools(&self) -> MutexGuard<'_, Pools> {
+        self.pools.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tells of every change from now on.
+    pub(crate) fn changes(&self) -> watch::Receiver<u64> {
+        self.version.subscribe()
+    }
+
+    /// A call to the worker failed on its way: no new requests for it until it has described itself again, which it
+    /// is asked to at once.
+    pub(crate) fn suspect(&self, address: &str, error: Error) {
+        self.apply(|pools| pools.lost(address, error));
+        if let Some(nudge) = self.nudges().get(address) {
+            nudge.notify_one();
+        }
+    }
+
+    fn nudges(&self) -> MutexGuard<'_, HashMap<String, Arc<Notify>>> {
+        self.nudges.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Changes the pools, and tells logs, metrics and waiting requests if anything came of it.
+    fn apply(&self, change: impl FnOnce(&mut Pools) -> Vec<Change>) {
+        let mut pools = self.pools();
+        let changes = change(&mut pools);
+        if changes.is_empty() {
+            return;
+        }
+        let counts = pools.counts();
+        drop(pools);
+        meters::workers(&counts);
+        changes.iter().for_each(report);
+        self.version.send_modify(|version| *version += 1);
+    }
+}
+
+fn report(change: &Change) {
+    let Change { address, role, kind } = change;
+    let role = role.name();
+    match kind {
+        ChangeKind::Joined => info!(role, address, "worker joined"),
+        ChangeKind::Left => info!(role, address, "worker left"),
+        ChangeKind::Live(epoch) => info!(role, address, %epoch, "worker is live"),
+        ChangeKind::Restarted(epoch) => info!(role, address, %epoch, "worker was restarted"),
+        ChangeKind::Draining => info!(role, address, "worker drains"),
+        ChangeKind::Lost(error) => warn!(role, address, %error, "worker is lost"),
+        ChangeKind::Refused(error) => {
+            meters::refused(error.reason);
+            error!(role, address, %error, "worker is refused, it does not match its pool");
+        }
+    }
+}
+
+/// How often, and for how long, workers are asked who they are.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DescribeConfig {
+    /// Pause between two questions.
+    pub(crate) every: Duration,
+    /// Time to answer.
+    pub(crate) timeout: Duration,
+}
+
+/// Follows discovery: one task for each worker that it names, for as long as it does. Runs until dropped.
+pub(crate) async fn follow_members(cluster: Arc<Cluster>, context: Context, config: DescribeConfig) {
+    let mut members = context.members.clone();
+    let mut followed: HashMap<(Role, String), TaskGuard> = HashMap::new();
+    loop {
+        let named = members.borrow_and_update().clone();
+        cluster.apply(|pools| {
+            pools.set_members(named.iter().map(|member| (member.role, member.address.as_str())))
+        });
+        let workers: Vec<(Role, String)> = named
+            .iter()
+            .filter(|member| member.role != Role::Router)
+            .map(|member| (member.role, member.address.clone()))
+            .collect();
+        followed.retain(|worker, _| workers.contains(worker));
+        cluster.nudges().retain(|address, _| workers.iter().any(|(_, named)| named == address));
+        for worker in workers {
+            let (role, address) = worker.clone();
+            followed.entry((role, address.clone())).or_insert_with(|| {
+                let nudge = Arc::clone(cluster.nudges().entry(address.clone()).or_default());
+                let asks =
+                    follow_worker(Arc::clone(&cluster), context.network.clone(), address, nudge, config);
+                context.tasks.spawn("worker description", asks).guard()
+            });
+        }
+        if members.changed().await.is_err() {
+            // The list is final. The guards live in this task, so it goes on.
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
+/// Asks one worker who it is, again and again. Runs until dropped.
+async fn follow_worker(
+    cluster: Arc<Cluster>,
+    network: Network,
+    address: String,
+    nudge: Arc<Notify>,
+    config: DescribeConfig,
+) {
+    loop {
+        let pause = match describe(&network, &address, config.timeout).await {
+            Ok(description) => {
+                cluster.apply(|pools| pools.described(&address, description));
+                config.every
+            }
+            Err(error) => {
+                cluster.apply(|pools| pools.lost(&address, error));
+                config.every / 4
+            }
+        };
+        tokio::select! {
+            () = tokio::time::sleep(pause) => {}
+            () = nudge.notified() => {}
+        }
+    }
+}
+
+async fn describe(network: &Network, address: &str, limit: Duration) -> Result<WorkerDescription, Error> {
+    let mut client = node::limits!(WorkerClient::new(network.connect(address)));
+    let mut request = tonic::Request::new(wire::DescribeRequest {});
+    request.set_timeout(limit);
+    let lost = |error: Error| Error::new(Reason::WorkerLost, error.message);
+    let answer = client.describe(request).await.map_err(|status| lost(status.into()))?;
+    answer.into_inner().try_into().map_err(lost)
+}

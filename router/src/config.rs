@@ -1,0 +1,142 @@
+//! Configuration of the router.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::dispatch::DispatchConfig;
+use crate::pools::PlacementMode;
+
+/// Every option of the router.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Config {
+    /// Address to serve gRPC at: `host:port`, or `local:NAME` within the process.
+    pub listen: String,
+    /// How to place requests: `auto` (split where a prefill worker is live, fused otherwise), `split` or `fused`.
+    pub placement: PlacementMode,
+    /// Most requests that run at once; the next is refused.
+    pub requests_max: usize,
+    /// Items of one answer that may wait for the gateway to read them.
+    pub items_max: usize,
+    /// How long a request waits for a worker that can take it, and puts up with refusals, seconds.
+    #[serde(with = "seconds", rename = "retry_window_seconds")]
+    pub retry_window: Duration,
+    /// Failed attempts after which a request fails; refusals for want of room are not counted.
+    pub attempts_max: u32,
+    /// Pause before the first replay, seconds; doubles with every further one.
+    #[serde(with = "seconds", rename = "backoff_min_seconds")]
+    pub backoff_min: Duration,
+    /// Longest pause between two attempts, seconds.
+    #[serde(with = "seconds", rename = "backoff_max_seconds")]
+    pub backoff_max: Duration,
+    /// Tokens from decode that may wait for the first token, which prefill gives.
+    pub early_tokens_max: usize,
+    /// How often every worker is asked who it is, seconds; one that does not answer is asked four times as often.
+    #[serde(with = "seconds", rename = "describe_every_seconds")]
+    pub describe_every: Duration,
+    /// How long a worker has to say who it is, seconds.
+    #[serde(with = "seconds", rename = "describe_timeout_seconds")]
+    pub describe_timeout: Duration,
+    /// Most fences on their way at once. A fence beyond them is left to the next attempt, which brings its own.
+    pub fences_max: usize,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        let dispatch = DispatchConfig::default();
+        Self {
+            listen: "127.0.0.1:9000".to_owned(),
+            placement: dispatch.placement,
+            requests_max: 1024,
+            items_max: 64,
+            retry_window: dispatch.retry_window,
+            attempts_max: dispatch.attempts_max,
+            backoff_min: dispatch.backoff_min,
+            backoff_max: dispatch.backoff_max,
+            early_tokens_max: dispatch.early_tokens_max,
+            describe_every: Duration::from_secs(1),
+            describe_timeout: Duration::from_secs(2),
+            fences_max: 1024,
+        }
+    }
+}
+
+impl Config {
+    /// What each request's dispatch needs of it.
+    pub(crate) fn dispatch(&self) -> DispatchConfig {
+        DispatchConfig {
+            placement: self.placement,
+            retry_window: self.retry_window,
+            attempts_max: self.attempts_max,
+            backoff_min: self.backoff_min,
+            backoff_max: self.backoff_max,
+            early_tokens_max: self.early_tokens_max,
+        }
+    }
+
+    /// Refuses values that no router can run with.
+    ///
+    /// # Errors
+    /// An option error that names the field.
+    pub(crate) fn validate(&self) -> Result<(), node::Error> {
+        let positive = [
+            ("requests_max", self.requests_max),
+            ("items_max", self.items_max),
+            ("attempts_max", self.attempts_max as usize),
+            ("early_tokens_max", self.early_tokens_max),
+            ("fences_max", self.fences_max),
+        ];
+        match positive.into_iter().find(|&(_, value)| value == 0) {
+            Some((field, _)) => Err(node::Error::option(field, "expected at least 1, got 0")),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Durations are seconds in files and on the command line.
+mod seconds {
+    use std::time::Duration;
+
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(duration: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_f64(duration.as_secs_f64())
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
+        let seconds = f64::deserialize(deserializer)?;
+        match Duration::try_from_secs_f64(seconds) {
+            Ok(duration) if !duration.is_zero() => Ok(duration),
+            _ => Err(serde::de::Error::custom(format!("expected seconds, more than 0, got {seconds}"))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bound_of_nothing_is_refused_by_name() {
+        Config::default().validate().unwrap();
+        let faulty = Config { early_tokens_max: 0, ..Config::default() };
+        let message = faulty.validate().unwrap_err().to_string();
+        assert_eq!(message, "early_tokens_max: expected at least 1, got 0");
+    }
+
+    #[test]
+    fn options_are_written_in_seconds_and_words() {
+        let config: Config = toml::from_str("retry_window_seconds = 1.5\nplacement = 'split'").unwrap();
+        let expected = Config {
+            retry_window: Duration::from_millis(1500),
+            placement: PlacementMode::Split,
+            ..Config::default()
+        };
+        assert_eq!(config, expected);
+        assert_eq!(toml::from_str::<Config>(&toml::to_string(&expected).unwrap()).unwrap(), expected);
+        for bad in ["retry_window_seconds = 0.0", "placement = 'both'", "requests = 3"] {
+            assert!(toml::from_str::<Config>(bad).is_err(), "{bad}");
+        }
+    }
+}

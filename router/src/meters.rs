@@ -1,0 +1,78 @@
+//! The router's metrics.
+
+use std::collections::BTreeMap;
+
+use metrics::{counter, describe_counter, describe_gauge, gauge};
+use proto::{Error, PlacementKind, Reason, Role};
+
+use crate::dispatch::RequestState;
+use crate::pools::WorkerState;
+
+/// Names and explains every metric of the router.
+pub(crate) fn describe() {
+    describe_gauge!("baton_router_requests", "Requests by state.");
+    describe_counter!("baton_router_requests_total", "Requests that ended, by outcome: OK or the reason.");
+    describe_counter!("baton_router_retries_total", "Attempts that were followed by another, by cause.");
+    describe_counter!("baton_router_placements_total", "Placements by kind: split or fused.");
+    describe_gauge!("baton_router_workers", "Members by role and state.");
+    describe_counter!("baton_router_workers_refused_total", "Workers refused for a mismatch, by reason.");
+}
+
+/// A request ended.
+pub(crate) fn ended(result: &Result<(), Error>, probe: bool) {
+    let outcome = match result {
+        Ok(()) => "OK",
+        Err(error) => error.reason.name(),
+    };
+    let probe = if probe { "true" } else { "false" };
+    counter!("baton_router_requests_total", "outcome" => outcome, "probe" => probe).increment(1);
+}
+
+/// An attempt failed and another follows.
+pub(crate) fn retried(cause: Reason) {
+    counter!("baton_router_retries_total", "cause" => cause.name()).increment(1);
+}
+
+/// An attempt was placed.
+pub(crate) fn placed(kind: PlacementKind) {
+    counter!("baton_router_placements_total", "kind" => kind.name()).increment(1);
+}
+
+/// A worker was refused.
+pub(crate) fn refused(reason: Reason) {
+    counter!("baton_router_workers_refused_total", "reason" => reason.name()).increment(1);
+}
+
+/// The pools changed.
+pub(crate) fn workers(counts: &BTreeMap<(Role, WorkerState), usize>) {
+    for role in [Role::Prefill, Role::Decode] {
+        for state in WorkerState::ALL {
+            let count = counts.get(&(role, state)).copied().unwrap_or(0);
+            gauge!("baton_router_workers", "role" => role.name(), "state" => state.name()).set(count as f64);
+        }
+    }
+}
+
+/// One request in the gauge of its state, until dropped.
+pub(crate) struct Counted(RequestState);
+
+impl Counted {
+    /// A request in that state.
+    pub(crate) fn new(state: RequestState) -> Self {
+        gauge!("baton_router_requests", "state" => state.name()).increment(1.0);
+        Self(state)
+    }
+
+    /// The request's state now.
+    pub(crate) fn set(&mut self, state: RequestState) {
+        if state != self.0 {
+            *self = Self::new(state);
+        }
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        gauge!("baton_router_requests", "state" => self.0.name()).decrement(1.0);
+    }
+}

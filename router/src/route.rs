@@ -1,0 +1,218 @@
+//! One request's shell: waits for what can happen next, tells the dispatch, and carries out what it says.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::StreamExt;
+use node::Context;
+use proto::{Error, Generation, RequestId};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
+use tracing::{debug, info, warn};
+
+use crate::calls::{self, Call, Heard};
+use crate::cluster::Cluster;
+use crate::dispatch::{Action, Dispatch, DispatchConfig, Emission, Event, RequestState};
+use crate::meters;
+
+/// What a client's stream is made of.
+pub(crate) enum Item {
+    /// Goes to the client.
+    Emission(Emission),
+    /// The end. Always the last item.
+    End(Result<(), Error>),
+}
+
+/// Longest wait for a client to read the end of its stream when no time is left.
+const END_WAIT: Duration = Duration::from_secs(1);
+
+/// What the requests of a router share.
+pub(crate) struct Shared {
+    pub(crate) cluster: Arc<Cluster>,
+    pub(crate) context: Context,
+    pub(crate) dispatch: DispatchConfig,
+    /// Fences that may still be sent.
+    pub(crate) fences: Arc<Semaphore>,
+}
+
+/// A request that runs.
+pub(crate) struct Route {
+    shared: Arc<Shared>,
+    dispatch: Dispatch,
+    request: RequestId,
+    probe: bool,
+    changes: watch::Receiver<u64>,
+    /// The calls that are open, each with the worker's address.
+    prefill: Option<(String, Call)>,
+    decode: Option<(String, Call)>,
+    /// When to tick.
+    wake: Option<Duration>,
+    /// What the client has not taken yet. No call is listened to before this is empty, so it holds what one event
+    /// brings: at most the early tokens and one more.
+    outbox: VecDeque<Emission>,
+    end: Option<Result<(), Error>>,
+    items: mpsc::Sender<Item>,
+    counted: meters::Counted,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl Route {
+    /// A request that has not started; `permit` is its place among those that may run.
+    pub(crate) fn new(
+        shared: Arc<Shared>,
+        generation: Generation,
+        items: mpsc::Sender<Item>,
+        permit: OwnedSemaphorePermit,
+    ) -> Self {
+        Self {
+            request: generation.request.clone(),
+            probe: generation.probe,
+            dispatch: Dispatch::new(generation, shared.dispatch),
+            changes: shared.cluster.changes(),
+            shared,
+            prefill: None,
+            decode: None,
+            wake: None,
+            outbox: VecDeque::new(),
+            end: None,
+            items,
+            counted: meters::Counted::new(RequestState::Queued),
+            _permit: permit,
+        }
+    }
+
+    /// Runs the request to its end.
+    pub(crate) async fn run(mut self) {
+        tokio::select! {
+            () = node::fail_point("router.queued") => {}
+            () = self.items.closed() => {}
+        }
+        self.tell(Event::Start);
+        while self.end.is_none() {
+            if let Some(event) = self.next().await {
+                self.tell(event);
+            }
+        }
+        self.finish().await;
+    }
+
+    /// Waits for what happens next. `None` when that was only a client that took an item.
+    async fn next(&mut self) -> Option<Event> {
+        let listening = self.outbox.is_empty();
+        let Self { shared, outbox, items, changes, prefill, decode, wake, .. } = self;
+        let now = shared.context.clock.now();
+        let tick = async {
+            match wake {
+                Some(at) => tokio::time::sleep(at.saturating_sub(now)).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            () = items.closed() => Some(Event::ClientGone),
+            () = tick => Some(Event::Tick),
+            // The sender lives as long as the process's router.
+            Ok(()) = changes.changed() => Some(Event::PoolsChanged),
+            Ok(place) = items.reserve(), if !listening => {
+                let item = outbox.pop_front()?;
+                place.send(Item::Emission(item));
+                None
+            }
+            heard = hear(prefill), if listening && prefill.is_some() => Some(take_in(&shared.cluster, heard?)),
+            heard = hear(decode), if listening && decode.is_some() => Some(take_in(&shared.cluster, heard?)),
+        }
+    }
+
+    /// Tells the dispatch, and does what it says.
+    fn tell(&mut self, event: Event) {
+        let mut actions = Vec::new();
+        let now = self.shared.context.clock.now();
+        self.dispatch.on(event, &self.shared.cluster.pools(), now, &mut actions);
+        for action in actions {
+            self.carry_out(action);
+        }
+        self.counted.set(self.dispatch.state());
+    }
+
+    fn carry_out(&mut self, action: Action) {
+        let network = &self.shared.context.network;
+        match action {
+            Action::StartPrefill { worker, generation } => {
+                let call = calls::prefill(network, &worker, generation);
+                self.prefill = Some((worker, call));
+            }
+            Action::StartDecode { worker, generation, handoff } => {
+                let call = calls::decode(network, &worker, generation, handoff);
+                self.decode = Some((worker, call));
+            }
+            Action::DropPrefill => self.prefill = None,
+            Action::DropDecode => self.decode = None,
+            Action::Fence { worker, request, attempt } => {
+                let Ok(permit) = Arc::clone(&self.shared.fences).try_acquire_owned() else {
+                    debug!(request = %self.request, worker, "too many fences on their way, the next attempt fences");
+                    return;
+                };
+                let fence = calls::fence(network.clone(), worker, request, attempt);
+                let tasks = &self.shared.context.tasks;
+                // The fence outlives the request: its end is bounded by its tries, its number by the permits.
+                drop(tasks.spawn_contained("fence", async move {
+                    fence.await;
+                    drop(permit);
+                }));
+            }
+            Action::Retry { failed, cause } => {
+                meters::retried(cause.reason);
+                warn!(request = %self.request, attempt = failed.0, %cause, "attempt failed, replaying");
+            }
+            Action::Emit(emission) => {
+                if let Emission::Placed(placed) = &emission {
+                    meters::placed(placed.kind());
+                    debug!(request = %self.request, attempt = placed.attempt.0, prefill = placed.prefill,
+                        decode = placed.decode, "placed");
+                }
+                self.outbox.push_back(emission);
+            }
+            Action::Finish(result) => self.end = Some(result),
+            Action::WakeAt(at) => self.wake = Some(at),
+        }
+    }
+
+    /// Hands out what is left, and the end; not for longer than the request may take.
+    async fn finish(mut self) {
+        self.prefill = None;
+        self.decode = None;
+        let result = self.end.take().unwrap_or(Ok(()));
+        meters::ended(&result, self.probe);
+        match &result {
+            Ok(()) => debug!(request = %self.request, "request finished"),
+            Err(error) => info!(request = %self.request, %error, "request failed"),
+        }
+        let left = self.dispatch.deadline().saturating_sub(self.shared.context.clock.now()).max(END_WAIT);
+        let hand_out = async {
+            for emission in self.outbox.drain(..) {
+                self.items.send(Item::Emission(emission)).await.ok()?;
+            }
+            self.items.send(Item::End(result)).await.ok()
+        };
+        // A client that is gone, or does not read, has no use for the end.
+        let _ = tokio::time::timeout(left, hand_out).await;
+    }
+}
+
+/// Notes a worker that was lost, and gives the event on.
+fn take_in(cluster: &Cluster, (worker, heard): (String, Heard)) -> Event {
+    if let Some(error) = heard.lost {
+        cluster.suspect(&worker, error);
+    }
+    heard.event
+}
+
+/// The next event of a call, with the worker that it came from; the call is closed after its last.
+async fn hear(call: &mut Option<(String, Call)>) -> Option<(String, Heard)> {
+    let (worker, stream) = call.as_mut()?;
+    let heard = stream.next().await;
+    let worker = worker.clone();
+    if heard.as_ref().is_none_or(|heard| heard.last) {
+        *call = None;
+    }
+    heard.map(|heard| (worker, heard))
+}

@@ -1,0 +1,348 @@
+//! The whole router over a network, against scripted workers.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use node::{Context, Listener, Member};
+use proto::{
+    Attempt, Digest, Error, FinishReason, Generation, Placed, Reason, Role, SamplingParams, StopConditions,
+    Token, TokenId, wire,
+};
+use router::{Config, PlacementMode};
+use tokio::sync::watch;
+use tonic::Streaming;
+use wire::router_client::RouterClient;
+
+use crate::fake::{Behaviour, Came, Fake, next_token, role};
+
+const PROMPT: [TokenId; 3] = [1, 2, 3];
+
+/// A router with its workers, in one process.
+struct Cluster {
+    context: Context,
+    client: RouterClient<node::Channel>,
+    members: watch::Sender<Arc<[Member]>>,
+    router: tokio::task::JoinHandle<Result<(), node::Error>>,
+}
+
+fn config() -> Config {
+    Config {
+        listen: "local:router".into(),
+        placement: PlacementMode::Split,
+        retry_window: Duration::from_secs(3),
+        describe_every: Duration::from_millis(100),
+        ..Config::default()
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "the test is the owner of the router's task")]
+async fn start(config: Config, fakes: &[&Fake]) -> Cluster {
+    let mut context = Context::new("router", Vec::new());
+    let mut members = vec![Member { role: Role::Router, address: "local:router".into() }];
+    for (index, fake) in fakes.iter().enumerate() {
+        let address = fake.serve(Listener::Local(format!("worker-{index}")), &context).await;
+        members.push(Member { role: role(fake), address });
+    }
+    let (sender, receiver) = watch::channel(members.into());
+    context.members = receiver;
+    let router = tokio::spawn(router::run(config, context.clone()));
+    let client = node::limits!(RouterClient::new(context.network.connect("local:router")));
+    let mut cluster = Cluster { context, client, members: sender, router };
+    cluster.until_up().await;
+    cluster
+}
+
+impl Cluster {
+    async fn until_up(&mut self) {
+        for _ in 0..200 {
+            if self.client.list_models(wire::ListModelsRequest {}).await.is_ok() {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        panic!("the router does not come up");
+    }
+
+    async fn route(&mut self, generation: Generation) -> Result<Streaming<wire::RouteEvent>, Error> {
+        let request = wire::RouteRequest { generation: Some(generation.into()) };
+        Ok(self.client.route(request).await?.into_inner())
+    }
+
+    /// Routes and collects the whole answer.
+    async fn answer(&mut self, generation: Generation) -> Answer {
+        match self.route(generation).await {
+            Ok(stream) => collect(stream).await,
+            Err(error) => Answer { placed: vec![], tokens: vec![], end: Err(error) },
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Answer {
+    placed: Vec<Placed>,
+    tokens: Vec<Token>,
+    end: Result<(), Error>,
+}
+
+impl Answer {
+    /// Every token is right, and the last is marked.
+    fn is_right(&self, max_tokens: usize) {
+        self.end.as_ref().unwrap();
+        let mut tokens = PROMPT.to_vec();
+        for (index, token) in self.tokens.iter().enumerate() {
+            assert_eq!((token.index, token.id), (index, next_token(&tokens)), "{self:?}");
+            tokens.push(token.id);
+        }
+        assert_eq!(self.tokens.len(), max_tokens);
+        assert_eq!(self.tokens.last().and_then(|token| token.finish), Some(FinishReason::Length));
+    }
+
+    fn reason(&self) -> Reason {
+        self.end.as_ref().unwrap_err().reason
+    }
+}
+
+async fn collect(mut stream: Streaming<wire::RouteEvent>) -> Answer {
+    use wire::route_event::Event;
+    let mut answer = Answer { placed: vec![], tokens: vec![], end: Ok(()) };
+    loop {
+        match stream.message().await {
+            Ok(Some(item)) => match item.event.unwrap() {
+                Event::Placed(placed) => answer.placed.push(placed.try_into().unwrap()),
+                Event::Token(token) => answer.tokens.push(token.try_into().unwrap()),
+            },
+            Ok(None) => return answer,
+            Err(status) => {
+                answer.end = Err(status.into());
+                return answer;
+            }
+        }
+    }
+}
+
+fn generation(max_tokens: usize) -> Generation {
+    Generation {
+        request: "r-1".into(),
+        attempt: Attempt(0),
+        model: "m".into(),
+        tokens: PROMPT.to_vec(),
+        generated: 0,
+        sampling: SamplingParams::default(),
+        stop: StopConditions { max_tokens, eos_ids: vec![], stop_token_ids: vec![] },
+        time_left: Duration::from_secs(20),
+        probe: false,
+    }
+}
+
+#[tokio::test]
+async fn split_and_fused_give_the_same_tokens() {
+    let (prefill, decode) = (Fake::new("p"), Fake::new("d"));
+    let mut cluster = start(config(), &[&prefill, &decode]).await;
+    let answer = cluster.answer(generation(6)).await;
+    answer.is_right(6);
+    assert_eq!(answer.placed.len(), 1);
+    assert_eq!(answer.placed[0].prefill.as_deref(), Some("local:worker-0"));
+    assert_eq!(decode.came(), [Came::Call { attempt: 0, generated: 0, handoff: true }]);
+
+    let fused = Config { placement: PlacementMode::Fused, ..config() };
+    let mut cluster = start(fused, &[&Fake::new("p"), &Fake::new("d")]).await;
+    let answer = cluster.answer(generation(6)).await;
+    answer.is_right(6);
+    assert_eq!(answer.placed[0].prefill, None);
+}
+
+#[tokio::test]
+async fn auto_is_fused_without_a_prefill_worker() {
+    let auto = Config { placement: PlacementMode::Auto, ..config() };
+    let mut cluster = start(auto, &[&Fake::new("d")]).await;
+    let answer = cluster.answer(generation(3)).await;
+    answer.is_right(3);
+    assert_eq!(answer.placed[0].prefill, None);
+}
+
+#[tokio::test]
+async fn a_first_token_that_is_the_last_drops_decode() {
+    let (prefill, decode) = (Fake::new("p"), Fake::new("d"));
+    decode.will([Behaviour::HangAfter(1)]);
+    let mut cluster = start(config(), &[&prefill, &decode]).await;
+    cluster.answer(generation(1)).await.is_right(1);
+    if !decode.came().is_empty() {
+        decode.wait_for(Came::Dropped { attempt: 0 }).await;
+    }
+}
+
+#[tokio::test]
+async fn every_failure_of_a_worker_is_replayed() {
+    let failures = [
+        Behaviour::Refuse(Reason::OutOfBlocks),
+        Behaviour::FailAfter(0, Reason::WorkerLost),
+        Behaviour::FailAfter(1, Reason::ChecksumMismatch),
+        Behaviour::FailAfter(3, Reason::LeaseExpired),
+        Behaviour::EndAfter(1),
+        Behaviour::EndAfter(4),
+        Behaviour::PanicAfter(0),
+        Behaviour::PanicAfter(3),
+    ];
+    for failure in failures {
+        for failing in ["p", "d"] {
+            let (prefill, decode) = (Fake::new("p"), Fake::new("d"));
+            let fake = if failing == "p" { &prefill } else { &decode };
+            fake.will([failure]);
+            let mut cluster = start(config(), &[&prefill, &decode]).await;
+            let answer = cluster.answer(generation(6)).await;
+            answer.is_right(6);
+            // A prefill that says both its items has done its part, whatever comes after.
+            let noticed = failing == "d"
+                || !matches!(
+                    failure,
+                    Behaviour::FailAfter(3, _) | Behaviour::EndAfter(4) | Behaviour::PanicAfter(3)
+                );
+            assert_eq!(answer.placed.len(), if noticed { 2 } else { 1 }, "{failing} {failure:?}");
+            if noticed {
+                fake.wait_for(Came::Fence { attempt: 1 }).await;
+                let attempts: Vec<u32> = answer.placed.iter().map(|placed| placed.attempt.0).collect();
+                assert_eq!(attempts, [0, 1]);
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_spare_worker_takes_over() {
+    let (prefill, first, spare) = (Fake::new("p"), Fake::new("d1"), Fake::new("d2"));
+    first.will([Behaviour::FailAfter(3, Reason::WorkerLost)]);
+    let mut cluster = start(config(), &[&prefill, &first, &spare]).await;
+    let answer = cluster.answer(generation(8)).await;
+    answer.is_right(8);
+    let decodes: Vec<&str> = answer.placed.iter().map(|placed| placed.decode.as_str()).collect();
+    assert_eq!(decodes, ["local:worker-1", "local:worker-2"]);
+    assert_eq!(spare.came(), [Came::Call { attempt: 1, generated: 3, handoff: true }]);
+}
+
+#[tokio::test]
+async fn a_worker_that_dies_is_waited_for_until_it_is_back() {
+    let prefill = Fake::new("p");
+    let mut cluster = start(config(), &[&prefill]).await;
+    // The decode worker is a process of its own, on TCP.
+    let decode = Fake::new("d");
+    let first_life = Context::new("decode", Vec::new());
+    let address = decode.serve(Listener::Tcp("127.0.0.1:0".into()), &first_life).await;
+    let mut members: Vec<Member> = cluster.members.borrow().to_vec();
+    members.push(Member { role: Role::Decode, address: address.clone() });
+    cluster.members.send_replace(members.into());
+
+    decode.will([Behaviour::HangAfter(4)]);
+    let mut stream = cluster.route(generation(8)).await.unwrap();
+    for _ in 0..5 {
+        stream.message().await.unwrap().unwrap();
+    }
+    first_life.shutdown.stop();
+    first_life.tasks.wait().await;
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    decode.restarted();
+    let second_life = Context::new("decode", Vec::new());
+    decode.serve(Listener::Tcp(address), &second_life).await;
+
+    let rest = collect(stream).await;
+    rest.end.as_ref().unwrap();
+    let last = rest.tokens.last().unwrap();
+    assert_eq!((last.index, last.finish), (7, Some(FinishReason::Length)));
+    assert_eq!(rest.placed.len(), 1, "one replay, no attempt was wasted on a dead worker: {rest:?}");
+    let came = Came::Call { attempt: 1, generated: 4, handoff: true };
+    assert!(decode.came().contains(&came), "{:?}", decode.came());
+    second_life.shutdown.stop();
+}
+
+#[tokio::test]
+async fn without_a_worker_the_error_names_who_is_missing() {
+    let short = Config { retry_window: Duration::from_millis(300), ..config() };
+    let mut cluster = start(short, &[&Fake::new("p")]).await;
+    let answer = cluster.answer(generation(3)).await;
+    assert_eq!(answer.reason(), Reason::WorkerLost);
+    assert_eq!(answer.end.unwrap_err().message, "no decode worker for model m is known");
+}
+
+#[tokio::test]
+async fn a_mismatch_is_refused_by_name() {
+    let (prefill, decode) = (Fake::new("p"), Fake::new("d"));
+    decode.describe(|description| description.model.fingerprint = Digest([1; 32]));
+    let mut cluster = start(config(), &[&prefill, &decode]).await;
+    let answer = cluster.answer(generation(3)).await;
+    assert_eq!(answer.reason(), Reason::FingerprintMismatch);
+    let message = answer.end.unwrap_err().message;
+    assert!(message.contains("checkpoint fingerprint") && message.contains("refused"), "{message}");
+    let models = cluster.client.list_models(wire::ListModelsRequest {}).await.unwrap().into_inner();
+    assert!(models.models.is_empty());
+    assert_eq!(models.workers.len(), 1);
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_takes_its_calls_along() {
+    let (prefill, decode) = (Fake::new("p"), Fake::new("d"));
+    prefill.will([Behaviour::HangAfter(1)]);
+    decode.will([Behaviour::HangAfter(1)]);
+    let mut cluster = start(config(), &[&prefill, &decode]).await;
+    let stream = cluster.route(generation(4)).await.unwrap();
+    decode.wait_for(Came::Call { attempt: 0, generated: 0, handoff: true }).await;
+    drop(stream);
+    prefill.wait_for(Came::Dropped { attempt: 0 }).await;
+    decode.wait_for(Came::Dropped { attempt: 0 }).await;
+}
+
+#[tokio::test]
+async fn the_deadline_ends_both_calls() {
+    let (prefill, decode) = (Fake::new("p"), Fake::new("d"));
+    decode.will([Behaviour::HangAfter(2)]);
+    let mut cluster = start(config(), &[&prefill, &decode]).await;
+    let asked = Generation { time_left: Duration::from_millis(300), ..generation(5) };
+    let answer = cluster.answer(asked).await;
+    assert_eq!(answer.reason(), Reason::Deadline);
+    assert_eq!(answer.tokens.len(), 2);
+    decode.wait_for(Came::Dropped { attempt: 0 }).await;
+}
+
+#[tokio::test]
+async fn one_request_too_many_is_refused() {
+    let decode = Fake::new("d");
+    decode.will([Behaviour::HangAfter(1)]);
+    let one = Config { placement: PlacementMode::Fused, requests_max: 1, ..config() };
+    let mut cluster = start(one, &[&decode]).await;
+    let first = cluster.route(generation(4)).await.unwrap();
+    decode.wait_for(Came::Call { attempt: 0, generated: 0, handoff: false }).await;
+    assert_eq!(cluster.answer(generation(4)).await.reason(), Reason::QueueFull);
+    drop(first);
+    decode.wait_for(Came::Dropped { attempt: 0 }).await;
+    // The place is free as soon as the request has seen that its client left.
+    for _ in 0..100 {
+        match cluster.answer(generation(4)).await {
+            answer if answer.end.is_ok() => return answer.is_right(4),
+            _ => tokio::time::sleep(Duration::from_millis(10)).await,
+        }
+    }
+    panic!("the place was never given back");
+}
+
+#[tokio::test]
+async fn what_cannot_be_asked_is_refused_by_the_name_of_its_field() {
+    let mut cluster = start(config(), &[&Fake::new("p"), &Fake::new("d")]).await;
+    let answer = cluster.answer(Generation { tokens: vec![], ..generation(4) }).await;
+    assert_eq!(answer.end.unwrap_err(), Error::invalid("tokens", "must not be empty"));
+    let answer = cluster.answer(Generation { model: "other".into(), ..generation(4) }).await;
+    assert_eq!(answer.reason(), Reason::ModelNotFound);
+}
+
+#[tokio::test]
+async fn a_draining_router_finishes_what_it_has() {
+    let (prefill, decode) = (Fake::new("p"), Fake::new("d"));
+    let mut cluster = start(config(), &[&prefill, &decode]).await;
+    let mut stream = cluster.route(generation(40)).await.unwrap();
+    for _ in 0..4 {
+        stream.message().await.unwrap().unwrap();
+    }
+    cluster.context.shutdown.drain();
+    assert_eq!(cluster.answer(generation(4)).await.reason(), Reason::WorkerLost);
+    let rest = collect(stream).await;
+    rest.end.as_ref().unwrap();
+    assert_eq!(rest.tokens.last().unwrap().index, 39);
+    cluster.router.await.unwrap().unwrap();
+}
