@@ -1,3 +1,5 @@
+//! Sampling against hand-computed values, sets of filters, and frequencies.
+
 use proto::{SamplingParams, TokenId};
 
 use super::*;
