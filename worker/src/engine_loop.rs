@@ -83,14 +83,16 @@ impl EngineLoop {
     /// Takes all events that are there now, and no more, so that a constant stream of them cannot hold up steps.
     /// Waits for one when there is no work. False when told to stop.
     fn take_events(&mut self, inbox: &mut Inbox, computed: bool) -> bool {
-        for _ in 0..inbox.len() {
+        let there = inbox.len();
+        for _ in 0..there {
             match inbox.try_next() {
                 Some(Message::Stop) => return false,
                 Some(message) => self.take(message),
                 None => break,
             }
         }
-        if !self.actions.is_empty() {
+        if there > 0 {
+            // Even an event without actions changes what is to be shown, or when to wake.
             return true;
         }
         let until_wake = self.core.next_wake().map(|wake| wake.saturating_sub(self.now()));
