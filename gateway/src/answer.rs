@@ -135,7 +135,7 @@ impl Answer {
         self.call = None;
     }
 
-    /// Reads until there is a piece. May be dropped at any await and called again.
+    /// Reads until there is a piece.
     async fn read(&mut self) -> Result<Piece, Fault> {
         let mut event = if self.call.is_some() { None } else { Some(Event::Start) };
         loop {
@@ -146,7 +146,7 @@ impl Answer {
             };
             if let Event::Lost(error) = &happened {
                 self.call = None;
-                metrics::resumed();
+                metrics::router_lost();
                 tracing::info!(%error, "going on through another router");
             }
             match self.resume.on(happened, self.service.clock.now()) {

@@ -36,7 +36,7 @@ impl Default for Config {
             grpc_listen: "127.0.0.1:8001".to_owned(),
             requests_max: 1000,
             body_bytes_max: 32 << 20,
-            timeout: Duration::from_secs(600),
+            timeout: Duration::from_mins(10),
             resume_window: Duration::from_secs(15),
             models_every: Duration::from_secs(1),
             accept_any_model: false,

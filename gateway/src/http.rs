@@ -1,14 +1,16 @@
 //! The HTTP front: routes, limits, and how an answer of any dialect goes out.
 
 use std::collections::VecDeque;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
 use axum::Router;
 use axum::body::{Body, Bytes};
-use axum::extract::rejection::{BytesRejection, FailedToBufferBody};
+use axum::extract::rejection::{BytesRejection, FailedToBufferBody, PathRejection};
 use axum::extract::{DefaultBodyLimit, FromRequest, Path, Request, State};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
+use futures::FutureExt;
 use http::header::{CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use tower_http::catch_panic::CatchPanicLayer;
@@ -19,6 +21,7 @@ use crate::dialect::openai::{self, OpenAi};
 use crate::dialect::triton::{self, Envelope};
 use crate::dialect::{Call, Events, Family, Writer, vllm};
 use crate::fault::Fault;
+use crate::resume::past_deadline;
 use crate::service::{Service, Ticket};
 
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
@@ -31,23 +34,30 @@ const SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
 
 type Shared = State<Arc<Service>>;
 
-/// All routes.
+/// A word of the path, which may not be UTF-8 once decoded.
+type PathResult = Result<Path<String>, PathRejection>;
+
+/// All routes. Each family contains its own panics, so that even those are answered in its own words.
 pub(crate) fn routes(service: Arc<Service>) -> Router {
     let body_limit = DefaultBodyLimit::max(service.config.body_bytes_max);
-    Router::new()
+    let mindie = Router::new()
         .route("/v2/health/live", get(live))
         .route("/v2/health/ready", get(ready))
         .route("/health", get(ready))
         .route("/v2/models/{model}/generate", post(triton_generate))
         .route("/v2/models/{model}/generate_stream", post(triton_generate_stream))
         .route("/generate", post(vllm_generate))
+        .layer(CatchPanicLayer::custom(panicked::<MindIe>));
+    let openai = Router::new()
         .route("/v1/chat/completions", post(chat_completions))
         .route("/v1/models", get(list_models))
         .route("/v1/models/{*id}", get(get_model))
+        .layer(CatchPanicLayer::custom(panicked::<OpenAi>));
+    mindie
+        .merge(openai)
         .fallback(unknown_path)
         .method_not_allowed_fallback(wrong_method)
         .layer(body_limit)
-        .layer(CatchPanicLayer::custom(panicked))
         .with_state(service)
 }
 
@@ -59,20 +69,16 @@ async fn ready(State(service): Shared) -> StatusCode {
     if service.is_ready() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }
 }
 
-async fn triton_generate(state: Shared, path: Path<String>, request: Request) -> Response {
+async fn triton_generate(state: Shared, path: PathResult, request: Request) -> Response {
     triton_call(state, path, request, false).await
 }
 
-async fn triton_generate_stream(state: Shared, path: Path<String>, request: Request) -> Response {
+async fn triton_generate_stream(state: Shared, path: PathResult, request: Request) -> Response {
     triton_call(state, path, request, true).await
 }
 
-async fn triton_call(
-    State(service): Shared,
-    Path(model): Path<String>,
-    request: Request,
-    stream: bool,
-) -> Response {
+async fn triton_call(State(service): Shared, path: PathResult, request: Request, stream: bool) -> Response {
+    let Ok(Path(model)) = path else { return unknown_path(request).await };
     let recompute = request
         .headers()
         .get(IS_RECOMPUTE)
@@ -99,7 +105,8 @@ async fn list_models(State(service): Shared) -> Response {
     ([(CONTENT_TYPE, JSON)], models).into_response()
 }
 
-async fn get_model(State(service): Shared, Path(id): Path<String>) -> Response {
+async fn get_model(State(service): Shared, path: PathResult, request: Request) -> Response {
+    let Ok(Path(id)) = path else { return unknown_path(request).await };
     let served = service.served.borrow().clone();
     match served.find(&id) {
         Some(model) => ([(CONTENT_TYPE, JSON)], openai::model(model, service.started_at)).into_response(),
@@ -161,12 +168,16 @@ async fn answer<F: Family, W: Writer>(
 
 async fn read_body(service: &Service, request: Request) -> Result<Bytes, Fault> {
     let limit = service.config.body_bytes_max;
-    Bytes::from_request(request, &()).await.map_err(|rejection| match rejection {
-        BytesRejection::FailedToBufferBody(FailedToBufferBody::LengthLimitError(_)) => {
-            Fault::BodyTooLarge { limit }
-        }
-        other => Fault::Body(other.body_text()),
-    })
+    let read = tokio::time::timeout(service.config.timeout, Bytes::from_request(request, &()));
+    match read.await {
+        Ok(body) => body.map_err(|rejection| match rejection {
+            BytesRejection::FailedToBufferBody(FailedToBufferBody::LengthLimitError(_)) => {
+                Fault::BodyTooLarge { limit }
+            }
+            other => Fault::Body(other.body_text()),
+        }),
+        Err(_) => Err(past_deadline().into()),
+    }
 }
 
 /// Sends an answer piece by piece. Each event is a chunk of its own, so that clients that take a chunk for an event
@@ -205,7 +216,9 @@ impl<W: Writer> Streaming<W> {
                 return None;
             }
             let mut events = Events::new();
-            match self.answer.next().await {
+            // A panic becomes the last event: a stream is never cut without a word.
+            let next = AssertUnwindSafe(self.answer.next()).catch_unwind().await;
+            match next.unwrap_or_else(|panic| Err(panic_fault(&*panic))) {
                 Ok(Some(piece)) => self.writer.piece(&piece, &mut events),
                 Ok(None) => {
                     self.writer.end(&mut events);
@@ -265,10 +278,14 @@ async fn wrong_method(request: Request) -> Response {
     refusal_at(path, &Fault::Method { method: request.method().to_string(), path: path.to_owned() })
 }
 
-/// Answers for a handler that panicked. Both families read a string `error` or an object; clients of either see 500.
-fn panicked(panic: Box<dyn std::any::Any + Send>) -> Response {
-    let message =
+/// Answers for a handler that panicked.
+fn panicked<F: Family>(panic: Box<dyn std::any::Any + Send>) -> Response {
+    refusal::<F>(&panic_fault(&*panic))
+}
+
+fn panic_fault(panic: &(dyn std::any::Any + Send)) -> Fault {
+    let text =
         panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-    tracing::error!(message = message.unwrap_or("a panic without a message"), "a handler panicked");
-    refusal::<MindIe>(&Fault::Service(proto::Error::new(proto::Reason::Internal, "internal error")))
+    tracing::error!(message = text.unwrap_or("a panic without a message"), "a handler panicked");
+    Fault::Service(proto::Error::new(proto::Reason::Internal, "internal error"))
 }

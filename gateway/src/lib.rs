@@ -1,12 +1,12 @@
 //! Text in, text out: the only part of Baton that knows either.
 //!
-//! A request comes in by one of several APIs. Its [`dialect`] turns the JSON into the one [`domain::Request`];
-//! admission ([`admit`]) fits that to a model, as tokens; an answer ([`answer`]) asks a router for tokens, carries
+//! A request comes in by one of several APIs. Its dialect turns the JSON into the one [`domain::Request`];
+//! admission (`admit`) fits that to a model, as tokens; an answer (`answer`) asks a router for tokens, carries
 //! the request on through another when that one dies ([`resume`]), and turns tokens into [`domain::Piece`]s of text
-//! ([`text`]); the dialect writes those in its own framing. Fronts ([`http`], [`grpc`]) move bytes and nothing else.
+//! ([`text`]); the dialect writes those in its own framing. Fronts (`http`, `grpc`) move bytes and nothing else.
 //!
 //! To add a field, look at the dialect's `request.rs`; to add an API, write a folder beside the others and name its
-//! route in [`http`].
+//! route in `http`.
 
 mod admit;
 mod answer;
@@ -25,7 +25,7 @@ mod service;
 pub mod text;
 
 #[cfg(test)]
-#[path = "../tests/support/bundle.rs"]
+#[path = "../tests/suite/support/bundle.rs"]
 mod bundle;
 
 use std::sync::Arc;

@@ -10,8 +10,8 @@ const REQUESTS: &str = "baton_gateway_requests";
 const TTFT: &str = "baton_gateway_ttft_seconds";
 /// Seconds from one token to the next.
 const ITL: &str = "baton_gateway_itl_seconds";
-/// Requests that another router took over.
-const RESUMED_TOTAL: &str = "baton_gateway_requests_resumed_total";
+/// Calls to routers that broke, after each of which the request went on elsewhere or failed.
+const LOST_TOTAL: &str = "baton_gateway_router_calls_lost_total";
 
 /// Label of a client that went away before its answer was complete.
 pub(crate) const CLIENT_GONE: u16 = 499;
@@ -60,6 +60,6 @@ pub(crate) fn next_token(after: Duration, probe: bool) {
     metrics::histogram!(ITL, "probe" => probe_label(probe)).record(after.as_secs_f64());
 }
 
-pub(crate) fn resumed() {
-    metrics::counter!(RESUMED_TOTAL).increment(1);
+pub(crate) fn router_lost() {
+    metrics::counter!(LOST_TOTAL).increment(1);
 }

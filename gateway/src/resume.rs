@@ -57,6 +57,8 @@ pub struct Resume {
     window: Duration,
     /// When the router was lost, while none has sent a token since.
     lost: Option<Loss>,
+    /// A router has refused since the last token for want of workers.
+    refused: bool,
 }
 
 #[derive(Debug)]
@@ -70,7 +72,7 @@ impl Resume {
     /// For a request admitted at `now`, whose `time_left` counts from then.
     pub fn new(generation: Generation, now: Duration, window: Duration) -> Self {
         let deadline = now.saturating_add(generation.time_left);
-        Self { generation, deadline, window, lost: None }
+        Self { generation, deadline, window, lost: None, refused: false }
     }
 
     /// When the total deadline passes.
@@ -83,6 +85,12 @@ impl Resume {
         match event {
             Event::Start | Event::Tick => self.route(now),
             Event::Token(token) => self.token(token),
+            // Perhaps only that router is on its way out; a second one that says the same is right.
+            Event::Refused(error) if error.reason == Reason::WorkerLost && !self.refused => {
+                self.refused = true;
+                self.generation.attempt = self.generation.attempt.next_router();
+                self.route(now)
+            }
             Event::Refused(error) => Action::Fail(error),
             Event::Lost(error) => {
                 self.generation.attempt = self.generation.attempt.next_router();
@@ -118,6 +126,7 @@ impl Resume {
         self.generation.tokens.push(token.id);
         self.generation.generated += 1;
         self.lost = None;
+        self.refused = false;
         Action::Emit(token)
     }
 

@@ -136,7 +136,12 @@ impl Routers {
             let message = format!("router {router}: {}", status.message());
             Event::Lost(Error::new(Reason::WorkerLost, message))
         } else {
-            Event::Refused(status.into())
+            let error = Error::from(status);
+            if error.reason == Reason::WorkerLost {
+                // It drains, or sees no workers: others first.
+                self.lost(router);
+            }
+            Event::Refused(error)
         }
     }
 }
@@ -156,7 +161,7 @@ mod tests {
         let at = Duration::from_millis;
         let mut rotation = Rotation::default();
         let routers = ["a", "b", "c"];
-        let mut picks = |rotation: &mut Rotation, now| -> String {
+        let picks = |rotation: &mut Rotation, now| -> String {
             (0..4).filter_map(|_| rotation.pick(&routers, at(now))).collect()
         };
         assert_eq!(picks(&mut rotation, 0), "abca");

@@ -124,7 +124,9 @@ pub(crate) mod tests {
     pub(crate) fn streamed(writer: &mut impl Writer, started: &Started, pieces: &[Piece]) -> Vec<String> {
         let mut events = Events::new();
         writer.begin(started, &mut events);
-        pieces.iter().for_each(|piece| writer.piece(piece, &mut events));
+        for piece in pieces {
+            writer.piece(piece, &mut events);
+        }
         writer.end(&mut events);
         events.iter().map(|event| String::from_utf8(event.to_vec()).unwrap()).collect()
     }

@@ -54,3 +54,70 @@ impl Transcript {
         (out, token.finish.map(Finish::from))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::bundle::{END, byte_bundle};
+
+    fn token(index: usize, id: TokenId, finish: Option<FinishReason>) -> Token {
+        Token { index, id, logprob: 0.0, batch_size: 1, queue_wait: Duration::ZERO, finish }
+    }
+
+    /// The text of the tokens, piece by piece, and how many tokens it took.
+    fn run(text: &Text, stop: &Stop, ids: &[TokenId], finish: FinishReason) -> (Vec<String>, usize, Finish) {
+        let mut transcript = Transcript::new(text, stop, true);
+        let mut pieces = Vec::new();
+        for (index, id) in ids.iter().enumerate() {
+            let last = (index + 1 == ids.len()).then_some(finish);
+            let (piece, finish) = transcript.push(&token(index, *id, last));
+            pieces.push(piece);
+            if let Some(finish) = finish {
+                return (pieces, index + 1, finish);
+            }
+        }
+        unreachable!("the last token has a finish");
+    }
+
+    proptest! {
+        #[test]
+        fn pieces_are_the_text_of_all_tokens_up_to_the_stop(
+            ids in prop::collection::vec(prop_oneof![0..261_u32, 97..100_u32, Just(258), Just(0xf0), Just(0x9f)], 1..30),
+            strings in prop::collection::vec("[abcABC]{1,3}", 0..3),
+            eos: bool,
+        ) {
+            let text = byte_bundle().open().unwrap();
+            let stop = Stop { strings, ..Stop::default() };
+            let finish = if eos { FinishReason::Eos } else { FinishReason::Length };
+            let (pieces, count, _) = run(&text, &stop, &ids, finish);
+            let shown = if eos { &ids[..ids.len() - 1] } else { &ids[..] };
+            let whole = text.decode(shown, true);
+            // Where the text ends, by definition: before the stop string that is complete first.
+            let ends = stop.strings.iter().filter_map(|stop| whole.find(stop.as_str()).map(|at| (at + stop.len(), at)));
+            let cut = ends.min().map_or(whole.len(), |(_, at)| at);
+            prop_assert_eq!(pieces.concat(), &whole[..cut]);
+            prop_assert_eq!(pieces.len(), count);
+        }
+    }
+
+    #[test]
+    fn a_character_comes_whole_and_special_tokens_have_no_text() {
+        let text = byte_bundle().open().unwrap();
+        let ids: Vec<TokenId> = [0xf0, 0x9f, 0xa6, 0x9c, END, 0x61].to_vec();
+        let (pieces, _, finish) = run(&text, &Stop::default(), &ids, FinishReason::Length);
+        assert_eq!(pieces, ["", "", "", "\u{1f99c}", "", "a"]);
+        assert_eq!(finish, Finish::Length);
+    }
+
+    #[test]
+    fn text_that_the_client_has_is_not_sent_again_but_finishes_characters() {
+        let text = byte_bundle().open().unwrap();
+        let mut transcript = Transcript::new(&text, &Stop::default(), true);
+        transcript.replay(&[0x61, 0xc3]);
+        assert_eq!(transcript.push(&token(2, 0xa9, None)).0, "\u{e9}");
+    }
+}

@@ -63,7 +63,15 @@ struct Chunk<'a> {
     choices: &'a [ChunkChoice<'a>],
     /// Absent unless asked for; then null in every chunk but the last.
     #[serde(skip_serializing_if = "Option::is_none")]
-    usage: Option<Option<Usage>>,
+    usage: Option<ChunkUsage>,
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum ChunkUsage {
+    /// Printed as null.
+    Later(()),
+    Now(Usage),
 }
 
 #[derive(Serialize)]
@@ -83,6 +91,7 @@ struct Delta<'a> {
 }
 
 #[derive(Serialize)]
+#[expect(clippy::struct_field_names, reason = "the API's names")]
 struct Usage {
     prompt_tokens: usize,
     completion_tokens: usize,
@@ -129,7 +138,7 @@ impl ChatWriter {
         }
     }
 
-    fn chunk(&self, choices: &[ChunkChoice<'_>], usage: Option<Usage>) -> Bytes {
+    fn chunk(&self, choices: &[ChunkChoice<'_>], usage: ChunkUsage) -> Bytes {
         event(&json(&Chunk {
             id: &self.id,
             object: "chat.completion.chunk",
@@ -142,7 +151,7 @@ impl ChatWriter {
     }
 
     fn delta(&self, delta: Delta<'_>, finish_reason: Option<&'static str>) -> Bytes {
-        self.chunk(&[ChunkChoice { index: 0, delta, logprobs: None, finish_reason }], None)
+        self.chunk(&[ChunkChoice { index: 0, delta, logprobs: None, finish_reason }], ChunkUsage::Later(()))
     }
 }
 
@@ -167,7 +176,7 @@ impl Writer for ChatWriter {
 
     fn end(&mut self, events: &mut Events) {
         if self.include_usage {
-            events.push(self.chunk(&[], Some(self.usage())));
+            events.push(self.chunk(&[], ChunkUsage::Now(self.usage())));
         }
         events.push(event("[DONE]"));
     }

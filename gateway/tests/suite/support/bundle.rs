@@ -3,31 +3,24 @@
 use checkpoint::testing::GgufWriter;
 use checkpoint::{Checkpoint, TokenizerBundle};
 
-/// Begins a turn of a chat.
-pub const TURN: u32 = 256;
-/// Ends one, and the generation.
-pub const END: u32 = 257;
-/// Tokens of several bytes, which only a model would produce.
-pub const ABC: u32 = 258;
-pub const DEF: u32 = 259;
-pub const GH: u32 = 260;
+/// Ends a turn of a chat, and the generation.
+pub(crate) const END: u32 = 257;
 /// Tokens in all.
-pub const VOCAB: usize = 261;
+pub(crate) const VOCAB: usize = 261;
 
 /// Ids 0 to 255 are bytes.
-pub fn byte_bundle() -> TokenizerBundle {
+pub(crate) fn byte_bundle() -> TokenizerBundle {
     let mut tokens: Vec<String> = printable_bytes().into_iter().map(String::from).collect();
     tokens.extend(["<|im_start|>", "<|im_end|>", "ABC", "DEF", "GH"].map(ToOwned::to_owned));
     let mut kinds = vec![1; VOCAB];
-    kinds[TURN as usize] = 3;
-    kinds[END as usize] = 3;
+    kinds[256..=END as usize].fill(3);
     let template = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}\
                     {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
     let file = tempfile::NamedTempFile::new().expect("a temporary file");
     GgufWriter::new()
         .string("general.architecture", "llama")
         .string("tokenizer.ggml.model", "gpt2")
-        .string("tokenizer.ggml.pre", "gpt2")
+        .string("tokenizer.ggml.pre", "gpt-2")
         .strings("tokenizer.ggml.tokens", &tokens)
         .strings::<&str>("tokenizer.ggml.merges", &[])
         .i32s("tokenizer.ggml.token_type", &kinds)

@@ -1,0 +1,325 @@
+//! Every API from a client's side, byte by byte.
+
+use std::time::Duration;
+
+use crate::support::bundle::END;
+use crate::support::{ABC, Cluster, DEF, GH, MODEL};
+use futures::StreamExt;
+use proto::wire::generate_request::Prompt;
+use proto::wire::{GenerateRequest, GenerateResponse, ListServedModelsRequest, SamplingParams, TokenIds};
+use serde_json::{Value, json};
+
+fn triton_stream() -> String {
+    format!("/v2/models/{MODEL}/generate_stream")
+}
+
+fn triton_whole() -> String {
+    format!("/v2/models/{MODEL}/generate")
+}
+
+/// The events of a stream of server-sent events, without their prefix.
+fn events<'a>(body: &'a str, prefix: &str) -> Vec<&'a str> {
+    let events = body.strip_suffix("\n\n").expect("a blank line at the end").split("\n\n");
+    events.map(|event| event.strip_prefix(prefix).unwrap_or_else(|| panic!("{prefix}: {event}"))).collect()
+}
+
+/// The texts of a stream of `/generate`.
+fn vllm_texts(body: &str) -> Vec<String> {
+    let objects = body.strip_suffix('\0').expect("NUL at the end").split('\0');
+    objects
+        .map(|object| serde_json::from_str::<Value>(object).unwrap()["text"][0].as_str().unwrap().to_owned())
+        .collect()
+}
+
+#[tokio::test]
+async fn triton_streams_an_event_per_token() {
+    let cluster = Cluster::start(&["r0"], |_| ()).await;
+    cluster.script.says(" in Paris");
+    let body =
+        json!({"id": "a123", "text_input": "I live", "parameters": {"details": true, "max_new_tokens": 3}});
+    let response = cluster.post(&triton_stream(), &body).await;
+    assert_eq!(response.status(), 200);
+    assert_eq!(response.headers()["content-type"], "text/event-stream");
+    let body = response.text().await.unwrap();
+    let events = events(&body, "data:");
+    assert_eq!(events.len(), 3, "{body}");
+    let start = |text: &str, details: &str| {
+        format!(
+            "{{\"id\":\"a123\",\"model_name\":\"{MODEL}\",\"model_version\":null,\"text_output\":\"{text}\",\"details\":\
+             {{{details},\"first_token_cost\":null,\"decode_cost\":null,\"batch_size\":1,\"queue_wait_time\":40}},\
+             \"prefill_time\":"
+        )
+    };
+    assert!(events[0].starts_with(&start(" ", "\"generated_tokens\":1")), "{}", events[0]);
+    assert!(events[1].starts_with(&start("i", "\"generated_tokens\":2")), "{}", events[1]);
+    assert!(
+        events[2].starts_with(&start("n", "\"finish_reason\":\"length\",\"generated_tokens\":3")),
+        "{}",
+        events[2]
+    );
+    let first: Value = serde_json::from_str(events[0]).unwrap();
+    assert!(first["prefill_time"].as_f64().unwrap() > 0.0 && first["decode_time"].is_null());
+    let second: Value = serde_json::from_str(events[1]).unwrap();
+    assert!(second["prefill_time"].is_null() && second["decode_time"].is_number());
+
+    let seen = cluster.script.take_seen();
+    assert_eq!(seen[0].1.tokens, b"I live".map(u32::from));
+    assert_eq!(seen[0].1.stop.eos_ids, [END]);
+    assert_eq!(seen[0].1.sampling.temperature, 0.0);
+}
+
+#[tokio::test]
+async fn triton_answers_whole() {
+    let cluster = Cluster::start(&["r0"], |_| ()).await;
+    cluster.script.says("ok");
+    let (status, body) = cluster.answer(&triton_whole(), &json!({"id": "a", "text_input": "x"})).await;
+    assert_eq!(status, 200);
+    assert_eq!(
+        body,
+        format!("{{\"id\":\"a\",\"model_name\":\"{MODEL}\",\"model_version\":null,\"text_output\":\"ok\"}}")
+    );
+    let body = json!({"text_input": "x", "parameters": {"details": true}});
+    let (_, body) = cluster.answer(&triton_whole(), &body).await;
+    let answer: Value = serde_json::from_str(&body).unwrap();
+    assert_eq!(answer["id"].as_str().unwrap().len(), 32);
+    // The token that ends the text counts; its own text is not shown.
+    assert_eq!(answer["details"]["generated_tokens"], 3);
+    assert_eq!(answer["details"]["finish_reason"], "eos_token");
+    assert_eq!(answer["details"]["batch_size"], json!([1, 1, 1]));
+}
+
+#[tokio::test]
+async fn a_moved_request_goes_on_behind_its_tokens() {
+    let cluster = Cluster::start(&["r0"], |_| ()).await;
+    cluster.script.says("abcdef");
+    let body = json!({
+        "text_input": "2,120,121,97,98",
+        "parameters": {"details": true, "max_new_tokens": 4, "firstTokenCost": 31, "decodeTime": [9]}
+    });
+    let request =
+        cluster.client().post(cluster.url(&triton_stream())).header("is-recompute", "true").json(&body);
+    let body = request.send().await.unwrap().text().await.unwrap();
+    let events: Vec<Value> =
+        events(&body, "data:").iter().map(|event| serde_json::from_str(event).unwrap()).collect();
+    let texts: Vec<&str> = events.iter().map(|event| event["text_output"].as_str().unwrap()).collect();
+    assert_eq!(texts, ["c", "d"]);
+    assert_eq!(events[1]["details"]["generated_tokens"], 4);
+    assert_eq!(events[1]["details"]["first_token_cost"], 31);
+    assert!(events[1]["details"]["decode_cost"].as_u64().unwrap() >= 9);
+    assert!(events[0]["prefill_time"].is_null() && events[0]["decode_time"].is_number());
+    let generation = &cluster.script.take_seen()[0].1;
+    assert_eq!((generation.prompt_len(), generation.generated), (2, 2));
+}
+
+#[tokio::test]
+async fn vllm_streams_deltas_and_answers_with_the_prompt() {
+    let cluster = Cluster::start(&["r0"], |_| ()).await;
+    cluster.script.says("'m the");
+    let response = cluster.post("/generate", &json!({"prompt": "I", "stream": true, "temperature": 0})).await;
+    assert_eq!(response.headers()["content-type"], "text/event-stream");
+    let body = response.text().await.unwrap();
+    assert_eq!(vllm_texts(&body).concat(), "'m the");
+    assert!(body.starts_with("{\"text\":[\"'\"]}\0{\"text\":[\"m\"]}\0"), "{body:?}");
+
+    let (status, body) = cluster.answer("/generate", &json!({"prompt": "I", "model": "None"})).await;
+    assert_eq!((status, body.as_str()), (200, "{\"text\":[\"I 'm the\"]}"));
+    let (_, body) = cluster.answer("/generate", &json!({"prompt": [72, 105]})).await;
+    assert_eq!(body, "{\"text\":[\"Hi 'm the\"]}");
+    let seen = cluster.script.take_seen();
+    assert_eq!(seen[1].1.sampling.temperature, 1.0);
+    // Nobody gave a seed, so each request has its own.
+    assert_ne!(seen[1].1.sampling.seed, seen[2].1.sampling.seed);
+    assert_eq!(seen[1].1.stop.max_tokens, 16);
+}
+
+#[tokio::test]
+async fn chat_streams_chunks_each_sent_on_its_own() {
+    let cluster = Cluster::start(&["r0"], |_| ()).await;
+    cluster.script.says("Hi");
+    let body = json!({
+        "model": MODEL, "messages": [{"role": "user", "content": "Hello"}], "stream": true,
+        "stream_options": {"include_usage": true}, "seed": 5
+    });
+    let response = cluster.post("/v1/chat/completions", &body).await;
+    assert_eq!(response.headers()["content-type"], "text/event-stream; charset=utf-8");
+    let chunks: Vec<String> = response
+        .bytes_stream()
+        .map(|chunk| String::from_utf8(chunk.unwrap().to_vec()).unwrap())
+        .collect()
+        .await;
+    let body = chunks.concat();
+    let events = events(&body, "data: ");
+    assert_eq!(events.last(), Some(&"[DONE]"));
+    let objects: Vec<Value> =
+        events[..events.len() - 1].iter().map(|event| serde_json::from_str(event).unwrap()).collect();
+    let deltas: Vec<&Value> = objects[..4].iter().map(|object| &object["choices"][0]["delta"]).collect();
+    assert_eq!(
+        deltas,
+        [
+            &json!({"role": "assistant", "content": ""}),
+            &json!({"content": "H"}),
+            &json!({"content": "i"}),
+            &json!({})
+        ]
+    );
+    assert_eq!(objects[3]["choices"][0]["finish_reason"], "stop");
+    let rendered = "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n";
+    let prompt_tokens =
+        rendered.len() - 3 * "<|im_start|>".len() + 3 + "<|im_start|>".len() - "<|im_end|>".len();
+    assert_eq!(
+        objects[4]["usage"],
+        json!({"prompt_tokens": prompt_tokens, "completion_tokens": 3, "total_tokens": prompt_tokens + 3})
+    );
+    let generation = &cluster.script.take_seen()[0].1;
+    assert_eq!(generation.tokens.len(), prompt_tokens);
+    assert_eq!((generation.sampling.seed, generation.sampling.temperature), (5, 1.0));
+    assert_eq!(generation.stop.max_tokens, 64 - prompt_tokens);
+}
+
+#[tokio::test]
+async fn a_chat_answers_whole() {
+    let cluster = Cluster::start(&["r0"], |_| ()).await;
+    cluster.script.says("Hi there");
+    let body = json!({"messages": [{"role": "user", "content": "x"}], "max_tokens": 2});
+    let (status, body) = cluster.answer("/v1/chat/completions", &body).await;
+    let answer: Value = serde_json::from_str(&body).unwrap();
+    assert_eq!((status, &answer["object"]), (200, &json!("chat.completion")));
+    assert_eq!(answer["choices"][0]["message"]["content"], "Hi");
+    assert_eq!(answer["choices"][0]["finish_reason"], "length");
+    assert_eq!(answer["usage"]["completion_tokens"], 2);
+    assert_eq!(answer["system_fingerprint"], "fp_070707070707");
+}
+
+#[tokio::test]
+async fn a_stop_string_ends_the_text_wherever_tokens_are_cut_and_stops_the_router() {
+    let cluster = Cluster::start(&["r0"], |_| ()).await;
+    cluster.script.goes_on_with(&[ABC, DEF, GH, u32::from(b'I'), u32::from(b'J'), u32::from(b'K')]);
+    let body = |stream: bool, include: bool| {
+        json!({"prompt": "x", "temperature": 0, "stop": ["EFGHI", "KK"], "stream": stream,
+               "include_stop_str_in_output": include})
+    };
+    let (_, whole) = cluster.answer("/generate", &body(false, false)).await;
+    assert_eq!(whole, "{\"text\":[\"x ABCD\"]}");
+    let (_, stream) = cluster.answer("/generate", &body(true, false)).await;
+    assert_eq!(vllm_texts(&stream), ["ABC", "D"]);
+    let (_, whole) = cluster.answer("/generate", &body(false, true)).await;
+    assert_eq!(whole, "{\"text\":[\"x ABCDEFGHI\"]}");
+    cluster.until_idle().await;
+
+    let chat = json!({"messages": [{"role": "user", "content": "x"}], "stop": "EFGHI"});
+    let (_, body) = cluster.answer("/v1/chat/completions", &chat).await;
+    let answer: Value = serde_json::from_str(&body).unwrap();
+    assert_eq!(answer["choices"][0]["finish_reason"], "stop");
+    assert_eq!(answer["usage"]["completion_tokens"], 4);
+    cluster.until_idle().await;
+}
+
+#[tokio::test]
+async fn a_stop_token_shows_only_when_asked_for() {
+    let cluster = Cluster::start(&["r0"], |_| ()).await;
+    cluster.script.goes_on_with(&[ABC, DEF, GH]);
+    for (include, text) in [(false, "x ABC"), (true, "x ABCDEF")] {
+        let body = json!({"prompt": "x", "stop_token_ids": [DEF], "include_stop_str_in_output": include});
+        let (_, body) = cluster.answer("/generate", &body).await;
+        assert_eq!(body, json!({"text": [text]}).to_string());
+    }
+}
+
+#[tokio::test]
+async fn no_event_has_half_a_character() {
+    let cluster = Cluster::start(&["r0"], |_| ()).await;
+    let text = "🦜漢é\u{2028}";
+    cluster.script.says(text);
+    let (_, body) = cluster.answer("/generate", &json!({"prompt": "x", "stream": true})).await;
+    assert_eq!(vllm_texts(&body), ["🦜", "漢", "é", "\u{2028}"]);
+    assert!(!body.contains('\u{2028}'), "a line separator is escaped");
+    let (_, body) = cluster.answer(&triton_stream(), &json!({"text_input": "x"})).await;
+    let events = events(&body, "data:");
+    assert_eq!(events.len(), text.len() + 1, "an event per token");
+    let texts: String = events
+        .iter()
+        .map(|event| {
+            serde_json::from_str::<Value>(event).unwrap()["text_output"].as_str().unwrap().to_owned()
+        })
+        .collect();
+    assert_eq!(texts, text);
+    // What can become no character is shown as that, in both modes alike.
+    cluster.script.goes_on_with(&[0x9c]);
+    let (_, body) = cluster.answer("/generate", &json!({"prompt": "x", "max_tokens": 3})).await;
+    assert_eq!(body, "{\"text\":[\"x \u{fffd}\u{fffd}\u{fffd}\"]}");
+    let (_, body) =
+        cluster.answer("/generate", &json!({"prompt": "x", "max_tokens": 3, "stream": true})).await;
+    assert_eq!(vllm_texts(&body).concat(), "\u{fffd}\u{fffd}\u{fffd}");
+}
+
+#[tokio::test]
+async fn models_are_listed() {
+    let cluster = Cluster::start(&["r0"], |_| ()).await;
+    let list: Value = cluster.get("/v1/models").await.json().await.unwrap();
+    assert_eq!(list["object"], "list");
+    assert_eq!(list["data"][0]["id"], MODEL);
+    let model: Value = cluster.get(&format!("/v1/models/{MODEL}")).await.json().await.unwrap();
+    assert_eq!((&model["id"], &model["object"]), (&json!(MODEL), &json!("model")));
+    let missing = cluster.get("/v1/models/a/b").await;
+    assert_eq!(missing.status(), 404);
+    let error: Value = missing.json().await.unwrap();
+    assert_eq!(error["error"]["code"], "model_not_found");
+    let served = cluster.grpc().list_served_models(ListServedModelsRequest {}).await.unwrap();
+    assert_eq!(served.into_inner().models, [MODEL]);
+}
+
+async fn generate(cluster: &Cluster, request: GenerateRequest) -> Vec<GenerateResponse> {
+    let stream = cluster.grpc().generate(request).await.unwrap().into_inner();
+    stream.map(Result::unwrap).collect().await
+}
+
+#[tokio::test]
+async fn grpc_takes_text_or_tokens() {
+    let cluster = Cluster::start(&["r0"], |_| ()).await;
+    cluster.script.says("ok");
+    let request = GenerateRequest {
+        id: Some("g-1".into()),
+        prompt: Some(Prompt::Text("Hi".into())),
+        sampling: Some(SamplingParams { seed: Some(9), temperature: Some(0.5), ..SamplingParams::default() }),
+        ..GenerateRequest::default()
+    };
+    let responses = generate(&cluster, request).await;
+    assert_eq!(responses.iter().map(|r| r.text.as_str()).collect::<Vec<_>>(), ["o", "k", ""]);
+    let last = responses.last().unwrap();
+    assert_eq!((last.id.as_str(), last.model.as_str()), ("g-1", MODEL));
+    assert_eq!((last.prompt_tokens, last.generated_tokens), (2, 3));
+    assert_eq!(last.finish(), proto::wire::FinishReason::Eos);
+    assert!(last.ttft_us.is_some() && responses[0].finish.is_none());
+    assert_eq!(responses[0].tokens[0].id, u32::from(b'o'));
+
+    let request = GenerateRequest {
+        prompt: Some(Prompt::TokenIds(TokenIds { ids: vec![72, 105] })),
+        max_tokens: Some(1),
+        ..GenerateRequest::default()
+    };
+    let responses = generate(&cluster, request).await;
+    assert_eq!(responses.len(), 1);
+    assert_eq!(responses[0].finish(), proto::wire::FinishReason::Length);
+    let seen = cluster.script.take_seen();
+    assert_eq!((seen[0].1.sampling.seed, seen[0].1.sampling.temperature), (9, 0.5));
+    assert_eq!(seen[1].1.tokens, [72, 105]);
+
+    let refused = cluster.grpc().generate(GenerateRequest::default()).await.unwrap_err();
+    assert_eq!(refused.code(), tonic::Code::InvalidArgument);
+    assert!(refused.message().starts_with("prompt: "), "{refused}");
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_cancels_its_request() {
+    let cluster = Cluster::start(&["r0"], |_| ()).await;
+    cluster.script.pace(Duration::from_millis(20));
+    for body in [
+        json!({"prompt": "x", "max_tokens": 40, "stream": true}),
+        json!({"prompt": "x", "max_tokens": 40, "stream": false}),
+    ] {
+        let call = tokio::time::timeout(Duration::from_millis(200), cluster.answer("/generate", &body));
+        assert!(call.await.is_err(), "the client left before the end");
+        cluster.until_idle().await;
+    }
+    assert_eq!(cluster.script.take_seen().len(), 2);
+}

@@ -1,0 +1,8 @@
+//! The gateway from outside: its APIs over HTTP and gRPC, its behaviour under faults, its resumption.
+
+#![expect(clippy::unwrap_used, reason = "a wrong unwrap is a failed test")]
+
+mod apis;
+mod faults;
+mod resume;
+mod support;
