@@ -154,9 +154,9 @@ pub enum Emission {
 pub enum RequestState {
     /// Not placed: new, between two attempts, or waiting for workers.
     Queued,
-    /// Prefill was asked and has not issued a hand-off.
+    /// Placed, and neither a hand-off (split) nor a token (fused) has come.
     Prefilling,
-    /// Decode was asked and has given no token.
+    /// Decode was asked to take the hand-off and gives no tokens yet.
     Transferring,
     /// Decode gives tokens.
     Decoding,
@@ -165,6 +165,10 @@ pub enum RequestState {
 }
 
 impl RequestState {
+    /// Every state.
+    pub const ALL: [Self; 5] =
+        [Self::Queued, Self::Prefilling, Self::Transferring, Self::Decoding, Self::Finished];
+
     /// The name in metrics.
     pub fn name(self) -> &'static str {
         match self {
@@ -360,39 +364,16 @@ impl Dispatch {
 
     /// Gives the attempt up, and the request too if there is no point in another.
     fn attempt_failed(&mut self, failure: Failure, now: Now, out: &mut Vec<Action>) {
-        let Phase::Running(running) = &mut self.phase else { return };
         // Nobody cancelled here, so a worker that says so has its own reasons, and another may not.
         if !failure.error.reason.is_retryable() && failure.error.reason != Reason::Cancelled {
             return self.end(Err(failure.error), out);
         }
-        if !planted::is(Bug::CallsOutliveAttempt) {
-            running.drop_calls(out);
-        }
         let next = self.generation.attempt.next();
-        for worker in running.called() {
-            if !planted::is(Bug::NoFence) {
-                let request = self.generation.request.clone();
-                out.push(Action::Fence { worker: worker.to_owned(), request, attempt: next });
-            }
-        }
-        for worker in running.blamed(&failure) {
-            self.failed.retain(|other| *other != worker);
-            self.failed.push(worker);
-        }
+        self.abandon(&failure, next, out);
         // The attempt is over whatever follows; its workers are relieved of it.
         self.phase = Phase::BackingOff { until: now.saturating_add(self.pause()) };
         self.streak += 1;
-        let given_up = match failure.error.reason {
-            Reason::OutOfBlocks | Reason::QueueFull => {
-                let since = *self.refused_since.get_or_insert(now);
-                now >= since.saturating_add(self.config.retry_window)
-            }
-            _ => {
-                self.failures += 1;
-                self.failures >= self.config.attempts_max
-            }
-        };
-        if given_up {
+        if self.has_had_enough(&failure.error, now) {
             return self.end(Err(self.gave_up(failure.error)), out);
         }
         out.push(Action::Retry { failed: self.generation.attempt, cause: failure.error.clone() });
@@ -403,6 +384,32 @@ impl Dispatch {
         if !planted::is(Bug::AttemptNotRaised) {
             self.generation.attempt = next;
         }
+    }
+
+    /// Drops the calls of the running attempt, fences its workers against it, and remembers who failed.
+    fn abandon(&mut self, failure: &Failure, next: Attempt, out: &mut Vec<Action>) {
+        let Phase::Running(running) = &mut self.phase else { return };
+        if !planted::is(Bug::CallsOutliveAttempt) {
+            running.drop_calls(out);
+        }
+        for worker in running.called().filter(|_| !planted::is(Bug::NoFence)) {
+            let request = self.generation.request.clone();
+            out.push(Action::Fence { worker: worker.to_owned(), request, attempt: next });
+        }
+        for worker in running.blamed(failure) {
+            self.failed.retain(|other| *other != worker);
+            self.failed.push(worker);
+        }
+    }
+
+    /// Counts a failure. True when it was one too many, or a refusal after too long.
+    fn has_had_enough(&mut self, error: &Error, now: Now) -> bool {
+        if matches!(error.reason, Reason::OutOfBlocks | Reason::QueueFull) {
+            let since = *self.refused_since.get_or_insert(now);
+            return now >= since.saturating_add(self.config.retry_window);
+        }
+        self.failures += 1;
+        self.failures >= self.config.attempts_max
     }
 
     /// How long to wait before the next replay.

@@ -16,6 +16,10 @@ pub(crate) fn describe() {
     describe_counter!("baton_router_placements_total", "Placements by kind: split or fused.");
     describe_gauge!("baton_router_workers", "Members by role and state.");
     describe_counter!("baton_router_workers_refused_total", "Workers refused for a mismatch, by reason.");
+    // A state that no request is in reads 0, not nothing.
+    for state in RequestState::ALL {
+        gauge!("baton_router_requests", "state" => state.name()).increment(0.0);
+    }
 }
 
 /// A request ended.

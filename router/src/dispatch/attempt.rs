@@ -246,9 +246,11 @@ impl Running {
     }
 
     pub(super) fn state(&self) -> RequestState {
+        let fused = self.placement.prefill.is_none();
         match self.decode {
-            Call::Unmade => RequestState::Prefilling,
             _ if self.decoding && self.first_is_out => RequestState::Decoding,
+            Call::Unmade => RequestState::Prefilling,
+            _ if fused => RequestState::Prefilling,
             _ => RequestState::Transferring,
         }
     }

@@ -346,3 +346,40 @@ async fn a_draining_router_finishes_what_it_has() {
     assert_eq!(rest.tokens.last().unwrap().index, 39);
     cluster.router.await.unwrap().unwrap();
 }
+
+#[tokio::test]
+async fn metrics_move() {
+    node::metrics::install().unwrap();
+    let (prefill, decode) = (Fake::new("p"), Fake::new("d"));
+    decode.will([Behaviour::FailAfter(2, Reason::StaleEpoch), Behaviour::HangAfter(2)]);
+    let mut cluster = start(config(), &[&prefill, &decode]).await;
+    let asked = Generation { probe: true, ..generation(8) };
+    let mut stream = cluster.route(asked).await.unwrap();
+    decode.wait_for(Came::Call { attempt: 1, generated: 2, handoff: true }).await;
+    while let Some(item) = stream.message().await.unwrap() {
+        if matches!(item.event.unwrap(), wire::route_event::Event::Token(token) if token.index == 3) {
+            break;
+        }
+    }
+    let running = node::metrics::render().unwrap();
+    let value = |text: &str, metric: &str| -> f64 {
+        let line = text.lines().find_map(|line| line.strip_prefix(metric));
+        line.unwrap_or_else(|| panic!("no {metric} in {text}")).trim().parse().unwrap()
+    };
+    assert!(value(&running, r#"baton_router_requests{state="decoding"}"#) >= 1.0);
+    assert!(value(&running, r#"baton_router_retries_total{cause="STALE_EPOCH"}"#) >= 1.0);
+    assert!(value(&running, r#"baton_router_placements_total{kind="split"}"#) >= 2.0);
+    assert!(running.contains(r#"baton_router_workers{role="decode",state="live"}"#));
+    drop(stream);
+    let cancelled = r#"baton_router_requests_total{outcome="CANCELLED",probe="true"}"#;
+    for _ in 0..200 {
+        let text = node::metrics::render().unwrap();
+        if text.contains(cancelled) {
+            // No other test sends probes.
+            assert_eq!(value(&text, cancelled), 1.0);
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    panic!("the cancelled probe was not counted");
+}
