@@ -323,3 +323,24 @@ async fn a_client_that_leaves_cancels_its_request() {
     }
     assert_eq!(cluster.script.take_seen().len(), 2);
 }
+
+#[tokio::test]
+async fn requests_are_counted_and_probes_apart() {
+    node::metrics::install().unwrap();
+    let cluster = Cluster::start(&["r0"], |_| ()).await;
+    cluster.script.says("ok");
+    cluster.answer("/generate", &json!({"prompt": "x"})).await;
+    cluster.answer("/generate", &json!({"prompt": ""})).await;
+    let page = node::metrics::render().unwrap();
+    for line in [
+        "baton_gateway_requests_total{dialect=\"vllm\",status=\"200\",probe=\"false\"}",
+        "baton_gateway_requests_total{dialect=\"vllm\",status=\"422\",probe=\"false\"}",
+        "baton_gateway_requests_total{dialect=\"probe\",status=\"200\",probe=\"true\"}",
+        "baton_gateway_requests{state=\"running\"}",
+        "baton_gateway_ttft_seconds_count{probe=\"false\"}",
+        "baton_gateway_ttft_seconds_count{probe=\"true\"}",
+        "baton_gateway_itl_seconds_count{probe=\"false\"}",
+    ] {
+        assert!(page.contains(line), "{line} is missing in\n{page}");
+    }
+}
