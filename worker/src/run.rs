@@ -7,14 +7,11 @@ use proto::{Error, Reason, Role, WorkerEpoch};
 
 use crate::config::Config;
 use crate::core::Core;
-use crate::core_config::{CoreConfig, HandoffIds};
+use crate::core_config::CoreConfig;
 use crate::kv_transfer::KvTransferService;
 use crate::load::{self, Loaded, LoadedEngine};
 use crate::shell::{self, Handle, ShellConfig};
 use crate::worker_service::{Identity, WorkerService};
-
-/// How long a fence is remembered: longer than any request's deadline.
-const FENCE_TTL: std::time::Duration = std::time::Duration::from_secs(600);
 
 /// What a role adds to a worker.
 pub struct RoleParts {
@@ -72,13 +69,9 @@ fn start(
     let layout = engine.layout();
     let epoch = WorkerEpoch::random();
     let core_config = CoreConfig {
-        address,
-        epoch,
-        model: model.clone(),
         lease_ttl: config.lease_ttl_seconds,
         renew_every: config.renew_every_seconds,
-        fence_ttl: FENCE_TTL,
-        handoff_ids: HandoffIds::Random,
+        ..CoreConfig::new(address, epoch, model.clone())
     };
     let shell_config = ShellConfig {
         calls_max: config.calls_max,
