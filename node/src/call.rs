@@ -3,7 +3,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use futures::FutureExt;
@@ -16,7 +16,7 @@ use tonic::body::Body;
 use tonic::service::Routes;
 use tower::ServiceExt;
 
-use crate::deadline::{bounded, trailers};
+use crate::deadline::{bounded, is_last, trailers};
 use crate::tasks::panic_message;
 use crate::{Busy, Shutdown};
 
@@ -38,7 +38,7 @@ pub(crate) async fn serve(
             Ok(Err(never)) => match never {},
             Err(panic) => return Ok(panicked(&*panic).into_http()),
         };
-        Ok(response.map(|body| Body::new(CallBody { body: Some(body), _busy: busy })))
+        Ok(response.map(|body| Body::new(CallBody { open: Some((body, busy)) })))
     })
     .await
 }
@@ -75,11 +75,11 @@ fn panicked(panic: &(dyn std::any::Any + Send)) -> Status {
     proto::Error::new(Reason::Internal, format!("handler panicked: {message}")).into()
 }
 
-/// A response body that holds the call's guard and contains its panics.
+/// A response body that holds the call's guard and contains its panics. It lets go of both with its last frame, not
+/// when its reader gets round to dropping it.
 struct CallBody {
     /// `None` once it ended.
-    body: Option<Body>,
-    _busy: Option<Busy>,
+    open: Option<(Body, Option<Busy>)>,
 }
 
 impl http_body::Body for CallBody {
@@ -90,25 +90,22 @@ impl http_body::Body for CallBody {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        let Some(body) = &mut self.body else { return Poll::Ready(None) };
-        match catch_unwind(AssertUnwindSafe(|| Pin::new(body).poll_frame(cx))) {
-            Ok(Poll::Ready(None)) => {
-                self.body = None;
-                Poll::Ready(None)
-            }
-            Ok(frame) => frame,
-            Err(panic) => {
-                self.body = None;
-                Poll::Ready(Some(trailers(&panicked(&*panic))))
-            }
+        let Some((body, _)) = &mut self.open else { return Poll::Ready(None) };
+        let frame = match catch_unwind(AssertUnwindSafe(|| Pin::new(body).poll_frame(cx))) {
+            Ok(frame) => ready!(frame),
+            Err(panic) => Some(trailers(&panicked(&*panic))),
+        };
+        if is_last(frame.as_ref()) {
+            self.open = None;
         }
+        Poll::Ready(frame)
     }
 
     fn is_end_stream(&self) -> bool {
-        self.body.as_ref().is_none_or(Body::is_end_stream)
+        self.open.as_ref().is_none_or(|(body, _)| body.is_end_stream())
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.body.as_ref().map_or_else(|| SizeHint::with_exact(0), Body::size_hint)
+        self.open.as_ref().map_or_else(|| SizeHint::with_exact(0), |(body, _)| body.size_hint())
     }
 }

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use figment::providers::{Env, Serialized};
-use figment::value::{Dict, Map};
+use figment::value::{Dict, Map, Value};
 use figment::{Figment, Metadata, Profile, Provider, Source};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -34,9 +34,8 @@ impl Layers {
         Ok(Self { file: file.map(File::read).transpose()?, known: BTreeSet::new() })
     }
 
-    /// Loads one configuration. `cli` is what the command line said: options that it did not name must be left out
-    /// when it is serialised, and it may hold only fields of `C`. Of the file and the environment, only what names a
-    /// field of `C` is looked at.
+    /// Loads one configuration. `cli` is what the command line said: fields of `C`, each `None` where it was not named.
+    /// Of the file and the environment, only what names a field of `C` is looked at.
     ///
     /// # Errors
     /// [`Error::Option`] that names the option as its source spells it, and says what was expected.
@@ -54,7 +53,7 @@ impl Layers {
         }
         let config = figment
             .merge(Env::prefixed(ENV_PREFIX).only(&names))
-            .merge(Serialized::defaults(cli))
+            .merge(Said(cli))
             .extract()
             .map_err(|error| option_error(&error))?;
         self.known.extend(fields);
@@ -121,6 +120,23 @@ impl Provider for File {
     }
 }
 
+/// The command line, without what it did not say.
+struct Said<'a, T>(&'a T);
+
+impl<T: Serialize> Provider for Said<'_, T> {
+    fn metadata(&self) -> Metadata {
+        Metadata::named("command line")
+    }
+
+    fn data(&self) -> figment::Result<Map<Profile, Dict>> {
+        let mut data = Serialized::defaults(self.0).data()?;
+        for options in data.values_mut() {
+            options.retain(|_, value| !matches!(value, Value::Empty(..)));
+        }
+        Ok(data)
+    }
+}
+
 /// Names the option as its source spells it.
 fn option_error(error: &figment::Error) -> Error {
     let field = error.path.join(".");
@@ -160,7 +176,6 @@ mod tests {
 
     #[derive(Default, Serialize)]
     struct Cli {
-        #[serde(skip_serializing_if = "Option::is_none")]
         port: Option<u16>,
     }
 

@@ -98,7 +98,7 @@ impl http_body::Body for BoundedBody {
         }
         let Some(body) = &mut self.body else { return Poll::Ready(None) };
         let frame = ready!(Pin::new(body).poll_frame(cx));
-        if frame.is_none() {
+        if is_last(frame.as_ref()) {
             self.body = None;
         }
         Poll::Ready(frame)
@@ -118,6 +118,14 @@ pub(crate) fn trailers(status: &Status) -> Result<Frame<Bytes>, Status> {
     let mut headers = HeaderMap::new();
     status.add_header(&mut headers)?;
     Ok(Frame::trailers(headers))
+}
+
+/// True of what nothing follows: the end, trailers, or a fault. Readers of gRPC stop at the trailers.
+pub(crate) fn is_last(frame: Option<&Result<Frame<Bytes>, Status>>) -> bool {
+    match frame {
+        Some(Ok(frame)) => frame.is_trailers(),
+        Some(Err(_)) | None => true,
+    }
 }
 
 #[cfg(test)]

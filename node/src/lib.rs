@@ -3,7 +3,7 @@
 //! A service crate holds what makes it that service; everything that any process must have stands here, written
 //! once: configuration ([`config`]), addresses ([`Listener`]), the network that calls go over ([`Network`], in
 //! process or TCP, with deadlines and contained panics), who else is there ([`discovery`]), serving
-//! ([`serve_grpc`], [`serve_http`]), the tasks of a process and their end ([`Tasks`], [`Shutdown`], [`supervise`]),
+//! ([`serve_grpc`], [`serve_http`]), the tasks of a process and their end ([`Tasks`], [`Shutdown`], [`Process`]),
 //! [`telemetry`], [`metrics`] and fail points.
 //!
 //! A service is a function `run(Config, Context)`. It serves until [`Shutdown`] says otherwise, and returns.
@@ -21,9 +21,9 @@ mod health;
 mod listen;
 pub mod metrics;
 mod network;
+mod process;
 mod serve;
 mod shutdown;
-mod supervise;
 mod tasks;
 pub mod telemetry;
 
@@ -34,9 +34,9 @@ pub use discovery::{DiscoverySource, Member};
 pub use error::Error;
 pub use fail_point::{arm_fail_points, fail_point, fail_point_blocking};
 pub use network::{Channel, Network, NetworkConfig, Registration};
+pub use process::Process;
 pub use serve::{Services, Serving, serve_grpc, serve_http};
 pub use shutdown::{Busy, Shutdown};
-pub use supervise::{drain_on_signals, supervise};
 pub use tasks::{TaskGuard, TaskHandle, Tasks};
 
 /// Most bytes of one gRPC message, in either direction. A KV block of a large model is a few MiB, and tonic's own

@@ -156,9 +156,21 @@ fn tcp_channel(endpoint: &Endpoint) -> Channel {
     BoxCloneSyncService::new(service_fn(move |request| {
         let transport = transport.clone();
         bounded(request, |request| async move {
-            transport.oneshot(request).await.map_err(|error| Status::from_error(error.into()))
+            transport.oneshot(request).await.map_err(|error| unreachable(&error))
         })
     }))
+}
+
+/// What a connection's failure is to the caller, whatever hyper calls it: a request that was still queued when the
+/// connection closed, for one, would come out as CANCELLED.
+fn unreachable(error: &tonic::transport::Error) -> Status {
+    let mut message = error.to_string();
+    let mut source = std::error::Error::source(error);
+    while let Some(cause) = source {
+        message = format!("{message}: {cause}");
+        source = cause.source();
+    }
+    Status::unavailable(message)
 }
 
 impl fmt::Debug for Network {

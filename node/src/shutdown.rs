@@ -62,7 +62,7 @@ impl Shutdown {
         self.advance(Phase::Stopped);
     }
 
-    /// Stops because of a fault, which [`crate::supervise`] then returns. The first fault is kept.
+    /// Stops because of a fault, which [`crate::Process::finished`] then returns. The first fault is kept.
     pub fn fail(&self, error: Error) {
         self.shared.failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
         self.stop();

@@ -1,0 +1,82 @@
+//! Discovery from a fixed file.
+
+#![expect(clippy::unwrap_used, reason = "these are tests")]
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use node::{Context, DiscoverySource, Member, discovery};
+use proto::Role;
+use tokio::sync::watch;
+
+const ONE: &str = "[[member]]\nrole = \"prefill\"\naddress = \"127.0.0.1:9101\"\n";
+const TWO: &str = "[[member]]\nrole = \"router\"\naddress = \"127.0.0.1:9100\"\n
+[[member]]\nrole = \"decode\"\naddress = \"decode-0.baton:9102\"\n";
+
+fn member(role: Role, address: &str) -> Member {
+    Member { role, address: address.to_owned() }
+}
+
+fn watch_file(path: &Path, context: &Context) -> Result<watch::Receiver<Arc<[Member]>>, node::Error> {
+    let source: DiscoverySource = format!("fixed:{}", path.display()).parse().unwrap();
+    discovery::watch(source, &context.tasks, &context.shutdown)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_changed_file_is_read_again_and_a_broken_one_is_not_taken() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("members.toml");
+    std::fs::write(&path, ONE).unwrap();
+    let context = Context::new("watcher", Vec::new());
+    let mut members = watch_file(&path, &context).unwrap();
+    let first = [member(Role::Prefill, "127.0.0.1:9101")];
+    assert_eq!(**members.borrow_and_update(), first);
+
+    std::fs::write(&path, "[[member]]\nrole = \"cook\"\n").unwrap();
+    assert!(tokio::time::timeout(Duration::from_millis(1500), members.changed()).await.is_err());
+    std::fs::remove_file(&path).unwrap();
+    assert!(tokio::time::timeout(Duration::from_millis(1500), members.changed()).await.is_err());
+    assert_eq!(**members.borrow(), first);
+
+    std::fs::write(&path, TWO).unwrap();
+    tokio::time::timeout(Duration::from_secs(3), members.changed()).await.unwrap().unwrap();
+    let second = [member(Role::Router, "127.0.0.1:9100"), member(Role::Decode, "decode-0.baton:9102")];
+    assert_eq!(**members.borrow(), second);
+
+    context.shutdown.stop();
+    tokio::time::timeout(Duration::from_secs(1), context.tasks.wait()).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_file_that_is_broken_from_the_start_says_what_is_wrong() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("members.toml");
+    let context = Context::new("watcher", Vec::new());
+    let missing = watch_file(&path, &context).unwrap_err();
+    assert!(missing.is_usage() && missing.to_string().starts_with(&path.display().to_string()), "{missing}");
+    let cases = [
+        ("[[member]]\nrole = \"cook\"\naddress = \"a:1\"", "unknown variant `cook`"),
+        ("[[member]]\nrole = \"decode\"", "missing field `address`"),
+        ("[[member]]\nrole = \"decode\"\naddress = \"a\"", "member 1, address: expected host:port"),
+        ("[[members]]\nrole = \"decode\"\naddress = \"a:1\"", "unknown field `members`"),
+    ];
+    for (text, expected) in cases {
+        std::fs::write(&path, text).unwrap();
+        let error = watch_file(&path, &context).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+}
+
+#[test]
+fn sources_are_parsed() {
+    assert_eq!("fixed:a.toml".parse::<DiscoverySource>().unwrap(), DiscoverySource::Fixed("a.toml".into()));
+    for (value, expected) in [
+        ("etcd:http://127.0.0.1:2379", "etcd is not built in yet"),
+        ("fixed:", "expected fixed:FILE or etcd:ENDPOINTS, got \"fixed:\""),
+        ("members.toml", "expected fixed:FILE or etcd:ENDPOINTS"),
+    ] {
+        let error = value.parse::<DiscoverySource>().unwrap_err().to_string();
+        assert!(error.starts_with("--discovery: ") && error.contains(expected), "{error}");
+    }
+}
