@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use metrics::{counter, describe_counter, describe_gauge, gauge};
+use metrics::{Gauge, counter, describe_counter, describe_gauge, gauge};
 use proto::{Error, PlacementKind, Reason, Role};
 
 use crate::dispatch::RequestState;
@@ -57,19 +57,23 @@ pub(crate) fn workers(counts: &BTreeMap<(Role, WorkerState), usize>) {
     }
 }
 
-/// One request in the gauge of its state, until dropped.
-pub(crate) struct Counted(RequestState);
+/// One request in the gauge of its state, until dropped. What was added is taken away from the same gauge.
+pub(crate) struct Counted {
+    state: RequestState,
+    gauge: Gauge,
+}
 
 impl Counted {
     /// A request in that state.
     pub(crate) fn new(state: RequestState) -> Self {
-        gauge!("baton_router_requests", "state" => state.name()).increment(1.0);
-        Self(state)
+        let gauge = gauge!("baton_router_requests", "state" => state.name());
+        gauge.increment(1.0);
+        Self { state, gauge }
     }
 
     /// The request's state now.
     pub(crate) fn set(&mut self, state: RequestState) {
-        if state != self.0 {
+        if state != self.state {
             *self = Self::new(state);
         }
     }
@@ -77,6 +81,6 @@ impl Counted {
 
 impl Drop for Counted {
     fn drop(&mut self) {
-        gauge!("baton_router_requests", "state" => self.0.name()).decrement(1.0);
+        self.gauge.decrement(1.0);
     }
 }
