@@ -1,1 +1,55 @@
-//! Placeholder.
+//! The `baton` binary, as a library: everything in one process ([`start`]), or one service alone.
+//!
+//! Read [`options`] for what can be configured, [`serve`] for how the services of one process are put together, and
+//! `single` for one service.
+
+mod cli;
+mod greeting;
+pub mod options;
+pub mod serve;
+mod single;
+
+pub use options::{ProcessConfig, ServeConfig, ServeOptions};
+pub use serve::{Running, start};
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use node::Error;
+
+/// How long threads that compute may take to end once everything is stopped. They are left behind after it.
+const THREADS_END_MAX: Duration = Duration::from_millis(500);
+
+/// The binary's main function. Exit codes: 0 after a drain, 1 for a fault, 2 for a fault in what was asked.
+pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
+    let command = match cli::parse(arguments) {
+        Ok(command) => command,
+        Err(exit) => return exit,
+    };
+    match run_command(command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("baton: {error}");
+            ExitCode::from(if error.is_usage() { 2 } else { 1 })
+        }
+    }
+}
+
+fn run_command(command: cli::Command) -> Result<(), Error> {
+    let (process, service) = command.load()?;
+    node::telemetry::init(&process.log, process.log_json)?;
+    node::arm_fail_points();
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| proto::Error::new(proto::Reason::Internal, format!("runtime: {error}")))?;
+    let outcome = runtime.block_on(async {
+        match service {
+            cli::Service::All(config) => greeting::serve(*config, process.grace).await,
+            cli::Service::One(service, cluster) => single::run(*service, cluster, process.grace).await,
+        }
+    });
+    runtime.shutdown_timeout(THREADS_END_MAX);
+    outcome
+}

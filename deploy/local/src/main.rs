@@ -1,1 +1,7 @@
-fn main() {}
+//! The `baton` command.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    baton::run(std::env::args_os())
+}

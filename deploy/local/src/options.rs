@@ -1,0 +1,167 @@
+//! The options of the binary itself. Those of each service are that service's `Config`; all are loaded from the same
+//! layers, see [`node::config`].
+
+use std::path::Path;
+use std::time::Duration;
+
+use node::Error;
+use serde::{Deserialize, Serialize};
+
+/// Options of any process.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ProcessConfig {
+    /// What to log: a level, or directives such as `info,router=debug`.
+    pub log: String,
+    /// Log JSON lines.
+    pub log_json: bool,
+    /// How long running streams may go on after a drain began, seconds.
+    #[serde(with = "seconds")]
+    pub grace: Duration,
+}
+
+impl Default for ProcessConfig {
+    fn default() -> Self {
+        Self { log: "info".to_owned(), log_json: false, grace: Duration::from_secs(30) }
+    }
+}
+
+/// Options of a process that is one service of a cluster.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ClusterConfig {
+    /// Where the other services are listed: `fixed:FILE`.
+    pub discovery: Option<String>,
+    /// Address to serve metrics at, `host:port`; none when absent.
+    pub metrics_listen: Option<String>,
+}
+
+/// Options of a process that is all services at once.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ServeOptions {
+    /// Address that all ports are opened at.
+    pub host: String,
+    /// HTTP port; 0 lets the system choose, as with the others.
+    pub port: u16,
+    /// gRPC port.
+    pub grpc_port: u16,
+    /// Metrics port.
+    pub metrics_port: u16,
+    /// Prefill workers.
+    pub prefill: usize,
+    /// Decode workers.
+    pub decode: usize,
+}
+
+impl Default for ServeOptions {
+    fn default() -> Self {
+        Self {
+            host: "127.0.0.1".to_owned(),
+            port: 8000,
+            grpc_port: 8001,
+            metrics_port: 8002,
+            prefill: 1,
+            decode: 1,
+        }
+    }
+}
+
+/// Everything in one process. Addresses in the services' own configurations are not used.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ServeConfig {
+    /// Ports, and how many workers.
+    pub options: ServeOptions,
+    /// The gateway.
+    pub gateway: gateway::Config,
+    /// The router.
+    pub router: router::Config,
+    /// Each worker.
+    pub worker: worker::Config,
+}
+
+impl ServeConfig {
+    /// Refuses combinations that could never serve.
+    pub(crate) fn validate(&self) -> Result<(), Error> {
+        if self.options.decode == 0 {
+            return Err(Error::option("--decode", "expected at least 1, got 0"));
+        }
+        if self.options.prefill == 0 && self.router.placement == router::PlacementMode::Split {
+            return Err(Error::option("--prefill", "expected at least 1 with --placement split, got 0"));
+        }
+        Ok(())
+    }
+
+    /// The address of a port.
+    pub(crate) fn address(&self, port: u16) -> String {
+        let host = &self.options.host;
+        if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
+    }
+}
+
+/// The model that was asked for: as a word, by `--model`, in the environment or in the file.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct ModelChoice {
+    model: Option<String>,
+}
+
+impl ModelChoice {
+    /// The worker's configuration has a default model; the binary insists on being told.
+    pub(crate) fn check(self) -> Result<(), Error> {
+        let Some(model) = self.model else {
+            let message = "no model was named; `cargo xtask fetch-model` fetches one and prints its path";
+            return Err(Error::option("--model", message));
+        };
+        if !model.starts_with("sim:") && !Path::new(&model).is_file() {
+            let message =
+                format!("expected a GGUF file, found none at {model}; `cargo xtask fetch-model` fetches one");
+            return Err(Error::option("--model", message));
+        }
+        Ok(())
+    }
+}
+
+/// Durations are seconds in files and on the command line.
+mod seconds {
+    use std::time::Duration;
+
+    use serde::de::Error;
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(duration: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_f64(duration.as_secs_f64())
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
+        let seconds = f64::deserialize(deserializer)?;
+        Duration::try_from_secs_f64(seconds)
+            .map_err(|_| D::Error::custom(format!("expected seconds, got {seconds}")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_could_never_serve_is_refused() {
+        ServeConfig::default().validate().unwrap();
+        let mut config = ServeConfig::default();
+        config.options.prefill = 0;
+        config.validate().unwrap();
+        config.router.placement = router::PlacementMode::Split;
+        assert!(config.validate().unwrap_err().to_string().starts_with("--prefill: "));
+        let mut config = ServeConfig::default();
+        config.options.decode = 0;
+        assert!(config.validate().unwrap_err().to_string().starts_with("--decode: "));
+    }
+
+    #[test]
+    fn ipv6_hosts_get_their_brackets() {
+        let mut config = ServeConfig::default();
+        assert_eq!(config.address(80), "127.0.0.1:80");
+        config.options.host = "::1".to_owned();
+        assert_eq!(config.address(80), "[::1]:80");
+    }
+}

@@ -1,0 +1,54 @@
+//! One service of a cluster, in a process of its own.
+
+use std::time::Duration;
+
+use node::{Context, DiscoverySource, Error, Process};
+
+use crate::options::ClusterConfig;
+
+/// Which service.
+pub(crate) enum Service {
+    /// See [`gateway::run`].
+    Gateway(gateway::Config),
+    /// See [`router::run`].
+    Router(router::Config),
+    /// See [`prefill_worker::run`].
+    Prefill(prefill_worker::Config),
+    /// See [`decode_worker::run`].
+    Decode(decode_worker::Config),
+}
+
+impl Service {
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Gateway(_) => "gateway",
+            Self::Router(_) => "router",
+            Self::Prefill(_) => "prefill",
+            Self::Decode(_) => "decode",
+        }
+    }
+}
+
+/// Runs the service until a signal has drained it, and `grace` at most after that.
+pub(crate) async fn run(service: Service, cluster: ClusterConfig, grace: Duration) -> Result<(), Error> {
+    let source: DiscoverySource = cluster
+        .discovery
+        .ok_or_else(|| Error::option("--discovery", "expected fixed:FILE, the list of the other services"))?
+        .parse()?;
+    let name = service.name();
+    let mut context = Context::new(name, Vec::new());
+    context.members = node::discovery::watch(source, &context.tasks, &context.shutdown)?;
+    node::metrics::install()?;
+    if let Some(address) = &cluster.metrics_listen {
+        node::metrics::serve_metrics(address, &context).await?;
+    }
+    let mut process = Process::new(context.clone());
+    process.drain_on_signals()?;
+    match service {
+        Service::Gateway(config) => process.run(name, gateway::run(config, context)),
+        Service::Router(config) => process.run(name, router::run(config, context)),
+        Service::Prefill(config) => process.run(name, prefill_worker::run(config, context)),
+        Service::Decode(config) => process.run(name, decode_worker::run(config, context)),
+    }
+    process.finished(grace).await
+}
