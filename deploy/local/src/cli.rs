@@ -19,7 +19,7 @@ use crate::single;
 /// Every option can also be set in a TOML file (`grpc_port = 9001`) and in the environment (`BATON_GRPC_PORT=9001`).
 /// The command line wins over the environment, and the environment over the file.
 #[derive(Parser)]
-#[command(name = "baton", version, arg_required_else_help = true)]
+#[command(name = "baton", version, arg_required_else_help = true, args_override_self = true)]
 struct Cli {
     #[command(subcommand)]
     command: Command,

@@ -175,7 +175,7 @@ fn what_cannot_be_is_refused_with_one_line() {
         (&["serve", "sim:", "--decode", "0"], "--decode: expected at least 1, got 0"),
         (&["serve", "sim:", "--prefill", "0", "--placement", "split"], "--prefill: expected at least 1"),
         (&["serve", "sim:", "--log", "=x="], "--log: expected a level or directives"),
-        (&["serve", "sim:", "--grace", "-1"], "grace"),
+        (&["serve", "sim:", "--grace=-1"], "--grace: expected seconds, got -1"),
         (&["serve", "sim:", "--config", "/no/such.toml"], "/no/such.toml: "),
         (&["router"], "--discovery: expected fixed:FILE"),
         (&["router", "--discovery", "etcd:http://127.0.0.1:2379"], "etcd is not built in yet"),
