@@ -179,8 +179,10 @@ impl<M: Model> DecodeCore<M> {
             return Err(Error::invalid("handoff.request", message));
         }
         if handoff.attempt != generation.attempt {
-            let message =
-                format!("hand-off of attempt {} expected, of {} came", generation.attempt.0, handoff.attempt.0);
+            let message = format!(
+                "hand-off of attempt {} expected, of {} came",
+                generation.attempt.0, handoff.attempt.0
+            );
             return Err(Error::new(Reason::StaleAttempt, message));
         }
         if handoff.tokens != generation.tokens.len() {
@@ -246,7 +248,9 @@ impl<M: Model> DecodeCore<M> {
     fn expire(&mut self, now: Now, out: &mut Vec<Action>) {
         for sequence in self.served.drain(..) {
             let job = self.sequences.get(&sequence).and_then(|call| self.jobs.get_mut(call));
-            job.into_iter().for_each(|job| job.ready = now);
+            if let Some(job) = job {
+                job.ready = now;
+            }
         }
         for call in self.jobs_that(|job| deadline(job).is_some_and(|deadline| deadline <= now)) {
             let waited = now.saturating_sub(self.jobs[&call].arrived);
@@ -395,7 +399,8 @@ impl<M: Model> Core for DecodeCore<M> {
             }
             Event::Fetch { call, handoff, .. } => {
                 let refused = self.holds.authorise(&handoff, &self.fences).err();
-                let error = refused.unwrap_or_else(|| Error::new(Reason::UnknownHandoff, "nothing is held here"));
+                let error =
+                    refused.unwrap_or_else(|| Error::new(Reason::UnknownHandoff, "nothing is held here"));
                 out.push(Action::Close { call, error: Some(error) });
             }
             Event::Renew { call, handoff } => {

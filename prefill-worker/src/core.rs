@@ -193,7 +193,7 @@ impl<M: Model> PrefillCore<M> {
         };
         if let Some(earlier) = self.holds.attach(sequence, call, now) {
             self.sendings.remove(&earlier);
-            let error = Error::new(Reason::Cancelled, "replaced by a later fetch of the same hand-off");
+            let error = Error::new(Reason::Truncated, "replaced by a later fetch of the same hand-off");
             out.push(Action::Close { call: earlier, error: Some(error) });
         }
         let sending = Sending::new(call, source, skip, self.engine.layout().block_tokens);

@@ -5,6 +5,8 @@
 //! the engine's own thread, turns gRPC calls into events and actions into gRPC items, and adds nothing. The
 //! simulation drives the very same cores over a network of its own, in virtual time.
 
+#![expect(missing_docs, reason = "the comment on a variant explains its fields, whose types say the rest")]
+
 use std::time::Duration;
 
 use engine::model::Interrupt;
@@ -78,7 +80,8 @@ pub enum Action {
 pub enum PrefillItem {
     /// The first chunk was scheduled: decode may start to fetch.
     Issued { handoff: Handoff, cached_tokens: usize, queue_wait: Duration },
-    /// All KV is sealed and a token sampled; `Close` follows.
+    /// All KV is sealed and a token sampled; `Close` follows. `prefill` is the time from the start of the step that
+    /// computed the first chunk to the start of the one that sampled: a core cannot know how long a step takes.
     Done { token: Token, prefill: Duration },
 }
 

@@ -33,7 +33,7 @@ impl CoreConfig {
             model,
             lease_ttl: Duration::from_secs(10),
             renew_every: Duration::from_secs(2),
-            fence_ttl: Duration::from_secs(600),
+            fence_ttl: Duration::from_mins(10),
             handoff_ids: HandoffIds::Random,
         }
     }

@@ -19,7 +19,7 @@ pub const FENCES_MAX: usize = 1 << 16;
 pub struct Fences {
     ttl: Duration,
     max: usize,
-    fences: HashMap<RequestId, Fence>,
+    by_request: HashMap<RequestId, Fence>,
     /// Uses in the order of time; only the last use of a request counts.
     uses: VecDeque<(Now, RequestId)>,
 }
@@ -34,7 +34,7 @@ struct Fence {
 impl Fences {
     /// No fences; each will be remembered for `ttl` after its last use, `max` of them at most.
     pub fn new(ttl: Duration, max: usize) -> Self {
-        Self { ttl, max: max.max(1), fences: HashMap::new(), uses: VecDeque::new() }
+        Self { ttl, max: max.max(1), by_request: HashMap::new(), uses: VecDeque::new() }
     }
 
     /// Refuses an attempt below the fence.
@@ -42,7 +42,7 @@ impl Fences {
     /// # Errors
     /// STALE_ATTEMPT.
     pub fn check(&self, request: &RequestId, attempt: Attempt) -> Result<(), Error> {
-        match self.fences.get(request) {
+        match self.by_request.get(request) {
             Some(fence) if attempt < fence.attempt => {
                 let message = format!(
                     "request {request}: attempt {} or later expected, attempt {} came",
@@ -62,12 +62,12 @@ impl Fences {
         if attempt == Attempt::default() || planted::is(Bug::NoFencing) {
             return false;
         }
-        let known = self.fences.get(request).copied();
+        let known = self.by_request.get(request).copied();
         let is_news = known.is_none_or(|fence| fence.attempt < attempt);
         let lowest = known.map_or(attempt, |fence| fence.attempt.max(attempt));
         // One use per request and instant is enough, so that repeating itself costs a peer more than us.
         if is_news || known.is_some_and(|fence| fence.used != now) {
-            self.fences.insert(request.clone(), Fence { attempt: lowest, used: now });
+            self.by_request.insert(request.clone(), Fence { attempt: lowest, used: now });
             self.uses.push_back((now, request.clone()));
             self.make_room();
         }
@@ -76,12 +76,12 @@ impl Fences {
 
     /// Requests that have a fence.
     pub fn len(&self) -> usize {
-        self.fences.len()
+        self.by_request.len()
     }
 
     /// True when every attempt of every request is welcome.
     pub fn is_empty(&self) -> bool {
-        self.fences.is_empty()
+        self.by_request.is_empty()
     }
 
     /// Forgets fences not used for the time to live.
@@ -93,19 +93,19 @@ impl Fences {
 
     /// Keeps both the fences and the record of their uses within bounds.
     fn make_room(&mut self) {
-        while self.fences.len() > self.max {
+        while self.by_request.len() > self.max {
             self.forget_oldest_use();
         }
         if self.uses.len() > 4 * self.max {
-            let fences = &self.fences;
+            let fences = &self.by_request;
             self.uses.retain(|(used, request)| fences.get(request).is_some_and(|fence| fence.used == *used));
         }
     }
 
     fn forget_oldest_use(&mut self) {
         let Some((used, request)) = self.uses.pop_front() else { return };
-        if self.fences.get(&request).is_some_and(|fence| fence.used == used) {
-            self.fences.remove(&request);
+        if self.by_request.get(&request).is_some_and(|fence| fence.used == used) {
+            self.by_request.remove(&request);
         }
     }
 }

@@ -33,7 +33,7 @@ pub struct Holds {
     ids: HandoffIds,
     /// A look-up by hash of the whole id under a secret key: how long it takes tells nothing about any id.
     by_id: HashMap<HandoffId, SequenceId>,
-    holds: BTreeMap<SequenceId, Hold>,
+    by_sequence: BTreeMap<SequenceId, Hold>,
     ended: Ended,
 }
 
@@ -70,7 +70,7 @@ impl Holds {
             lease_ttl: config.lease_ttl,
             ids: config.handoff_ids.clone(),
             by_id: HashMap::new(),
-            holds: BTreeMap::new(),
+            by_sequence: BTreeMap::new(),
             ended: Ended::default(),
         }
     }
@@ -89,7 +89,7 @@ impl Holds {
         };
         self.by_id.insert(handoff.id, issue.sequence);
         let hold = Hold { handoff: handoff.clone(), lease_ends: None, transfer: None };
-        self.holds.insert(issue.sequence, hold);
+        self.by_sequence.insert(issue.sequence, hold);
         handoff
     }
 
@@ -134,12 +134,13 @@ impl Holds {
                 && issued.tokens == handoff.tokens
         };
         if planted::is(Bug::ForgedIdAccepted)
-            && let Some((&sequence, _)) = self.holds.iter().find(|(_, hold)| names(hold))
+            && let Some((&sequence, _)) = self.by_sequence.iter().find(|(_, hold)| names(hold))
         {
             return Ok(sequence);
         }
         let sequence = self.by_id.get(&handoff.id).copied();
-        if let Some(sequence) = sequence.filter(|sequence| self.holds.get(sequence).is_some_and(names)) {
+        if let Some(sequence) = sequence.filter(|sequence| self.by_sequence.get(sequence).is_some_and(names))
+        {
             return Ok(sequence);
         }
         let (request, attempt) = (&handoff.request, handoff.attempt.0);
@@ -175,7 +176,9 @@ impl Holds {
     /// Lets a running lease start anew.
     fn touch(&mut self, sequence: SequenceId, now: Now) {
         let ends = now.saturating_add(self.lease_ttl);
-        if let Some(lease_ends) = self.holds.get_mut(&sequence).and_then(|hold| hold.lease_ends.as_mut()) {
+        if let Some(lease_ends) =
+            self.by_sequence.get_mut(&sequence).and_then(|hold| hold.lease_ends.as_mut())
+        {
             *lease_ends = ends;
         }
     }
@@ -183,7 +186,7 @@ impl Holds {
     /// The router's call ended well: from now on the lease runs.
     pub fn stream_closed(&mut self, sequence: SequenceId, now: Now) {
         let ends = now.saturating_add(self.lease_ttl);
-        if let Some(hold) = self.holds.get_mut(&sequence) {
+        if let Some(hold) = self.by_sequence.get_mut(&sequence) {
             hold.lease_ends.get_or_insert(ends);
         }
     }
@@ -192,24 +195,24 @@ impl Holds {
     /// replaces, which must be closed: its peer tries again after a broken connection.
     pub fn attach(&mut self, sequence: SequenceId, fetch: CallId, now: Now) -> Option<CallId> {
         self.touch(sequence, now);
-        self.holds.get_mut(&sequence).and_then(|hold| hold.transfer.replace(fetch))
+        self.by_sequence.get_mut(&sequence).and_then(|hold| hold.transfer.replace(fetch))
     }
 
     /// That fetch reads no more.
     pub fn detach(&mut self, sequence: SequenceId, fetch: CallId) {
-        if let Some(hold) = self.holds.get_mut(&sequence) {
+        if let Some(hold) = self.by_sequence.get_mut(&sequence) {
             hold.transfer.take_if(|transfer| *transfer == fetch);
         }
     }
 
     /// The fetch that reads the hold's KV.
     pub fn transfer(&self, sequence: SequenceId) -> Option<CallId> {
-        self.holds.get(&sequence).and_then(|hold| hold.transfer)
+        self.by_sequence.get(&sequence).and_then(|hold| hold.transfer)
     }
 
     /// Fetches that read.
     pub fn transfers(&self) -> usize {
-        self.holds.values().filter(|hold| hold.transfer.is_some()).count()
+        self.by_sequence.values().filter(|hold| hold.transfer.is_some()).count()
     }
 
     /// The hold that a release ends, if it is there: unknown references are no error, the hold is gone either way.
@@ -220,7 +223,7 @@ impl Holds {
 
     /// Ends a hold for good. Returns the fetch that was reading, to be closed before the blocks are freed.
     pub fn end(&mut self, sequence: SequenceId, reason: Reason) -> Option<CallId> {
-        let hold = self.holds.remove(&sequence)?;
+        let hold = self.by_sequence.remove(&sequence)?;
         self.by_id.remove(&hold.handoff.id);
         self.ended.remember(hold.handoff.id, reason);
         hold.transfer
@@ -229,27 +232,27 @@ impl Holds {
     /// Holds whose lease ran out.
     pub fn expired(&self, now: Now) -> Vec<SequenceId> {
         let ended = |hold: &Hold| ends_at(hold).is_some_and(|ends| ends <= now);
-        self.holds.iter().filter(|(_, hold)| ended(hold)).map(|(&sequence, _)| sequence).collect()
+        self.by_sequence.iter().filter(|(_, hold)| ended(hold)).map(|(&sequence, _)| sequence).collect()
     }
 
     /// When the next lease runs out.
     pub fn next_expiry(&self) -> Option<Now> {
-        self.holds.values().filter_map(ends_at).min()
+        self.by_sequence.values().filter_map(ends_at).min()
     }
 
     /// True when the hold's lease is running and has not run out.
     pub fn lease_runs(&self, sequence: SequenceId, now: Now) -> bool {
-        self.holds.get(&sequence).and_then(|hold| hold.lease_ends).is_some_and(|ends| ends > now)
+        self.by_sequence.get(&sequence).and_then(|hold| hold.lease_ends).is_some_and(|ends| ends > now)
     }
 
     /// Hand-offs under lease.
     pub fn len(&self) -> usize {
-        self.holds.len()
+        self.by_sequence.len()
     }
 
     /// True when nothing is held.
     pub fn is_empty(&self) -> bool {
-        self.holds.is_empty()
+        self.by_sequence.is_empty()
     }
 }
 
@@ -278,5 +281,98 @@ impl Ended {
 
     fn get(&self, id: HandoffId) -> Option<Reason> {
         self.reasons.get(&id).copied()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proto::{KvDtype, ModelDescription};
+
+    use super::*;
+
+    const LAYOUT: KvLayout =
+        KvLayout { layers: 1, kv_heads: 1, head_dim: 4, dtype: KvDtype::F16, block_tokens: 16 };
+
+    fn holds() -> Holds {
+        let model = ModelDescription {
+            name: "m".to_owned(),
+            fingerprint: Digest([1; 32]),
+            tokenizer: Digest([2; 32]),
+            context_len: 64,
+            vocab_size: 256,
+            numerics: "n".to_owned(),
+        };
+        Holds::new(&CoreConfig::new("here:1", WorkerEpoch(1), model), LAYOUT)
+    }
+
+    fn fences() -> Fences {
+        Fences::new(Duration::from_mins(10), 8)
+    }
+
+    fn issue(holds: &mut Holds, sequence: u64) -> Handoff {
+        let (request, attempt) = ("r".into(), Attempt(0));
+        holds.issue(Issue { sequence: SequenceId(sequence), request, attempt, tokens: 3 })
+    }
+
+    fn why(holds: &Holds, handoff: &Handoff) -> String {
+        holds.authorise(handoff, &fences()).expect_err("a refusal").to_string()
+    }
+
+    #[test]
+    fn ended_holds_are_remembered_up_to_a_bound() {
+        let mut holds = holds();
+        let handoffs: Vec<_> = (0..=ENDED_MAX as u64)
+            .map(|sequence| {
+                let handoff = issue(&mut holds, sequence);
+                assert_eq!(holds.end(SequenceId(sequence), Reason::LeaseExpired), None);
+                handoff
+            })
+            .collect();
+        assert!(holds.is_empty() && holds.by_id.is_empty());
+        assert_eq!((holds.ended.order.len(), holds.ended.reasons.len()), (ENDED_MAX, ENDED_MAX));
+        assert!(why(&holds, &handoffs[0]).ends_with("not issued here (UNKNOWN_HANDOFF)"));
+        assert!(why(&holds, &handoffs[1]).ends_with("went by without a renewal (LEASE_EXPIRED)"));
+    }
+
+    #[test]
+    fn an_end_is_the_last_word() {
+        let mut holds = holds();
+        let handoff = issue(&mut holds, 1);
+        holds.end(SequenceId(1), Reason::UnknownHandoff);
+        assert_eq!(holds.end(SequenceId(1), Reason::LeaseExpired), None);
+        assert!(why(&holds, &handoff).ends_with("held no longer (UNKNOWN_HANDOFF)"));
+    }
+
+    #[test]
+    fn transfers_are_counted_and_handed_to_whoever_ends_the_hold() {
+        let (mut holds, sequence) = (holds(), SequenceId(1));
+        let handoff = issue(&mut holds, 1);
+        assert_eq!(holds.authorise(&handoff, &fences()), Ok(sequence));
+        assert_eq!(holds.attach(sequence, CallId(2), Now::ZERO), None);
+        assert_eq!(holds.attach(sequence, CallId(4), Now::ZERO), Some(CallId(2)));
+        holds.detach(sequence, CallId(2));
+        assert_eq!(
+            (holds.transfers(), holds.transfer(sequence)),
+            (1, Some(CallId(4))),
+            "the later one stays"
+        );
+        assert_eq!(holds.end(sequence, Reason::LeaseExpired), Some(CallId(4)));
+        assert_eq!(holds.transfers(), 0);
+    }
+
+    #[test]
+    fn no_lease_runs_before_the_stream_is_closed() {
+        let (mut holds, sequence, second) = (holds(), SequenceId(1), Duration::from_secs(1));
+        let handoff = issue(&mut holds, 1);
+        assert_eq!(holds.next_expiry(), None);
+        assert_eq!(holds.renew(&handoff, &fences(), second), Ok(10 * second));
+        assert_eq!((holds.next_expiry(), holds.lease_runs(sequence, second)), (None, false));
+        holds.stream_closed(sequence, 2 * second);
+        assert_eq!(holds.next_expiry(), Some(12 * second));
+        holds.stream_closed(sequence, 5 * second);
+        assert_eq!(holds.next_expiry(), Some(12 * second), "it closes once");
+        assert_eq!(holds.renew(&handoff, &fences(), 11 * second), Ok(10 * second));
+        assert_eq!(holds.expired(20 * second), []);
+        assert_eq!(holds.expired(21 * second), [sequence]);
     }
 }

@@ -80,7 +80,7 @@ impl Incoming {
                         block.first
                     )));
                 }
-                engine.import(sequence, &block)?;
+                engine.import(sequence, &block).map_err(not_the_requests)?;
                 self.arrived = Some(arrived + block.tokens);
                 Ok(Arrival::Part)
             }
@@ -89,11 +89,14 @@ impl Incoming {
                     let message = format!("kv of {} tokens expected, of {arrived} came", self.handoff.tokens);
                     return Err(Error::new(Reason::Truncated, message));
                 }
-                if stop.ends_with(first_token) {
-                    return Ok(Arrival::Ended);
+                match engine.activate(sequence, self.handoff.id, first_token, digest) {
+                    Ok(()) => Ok(Arrival::Activated),
+                    // Refused for the token alone: the proof was checked before.
+                    Err(error) if error.reason == Reason::InvalidArgument && stop.ends_with(first_token) => {
+                        Ok(Arrival::Ended)
+                    }
+                    Err(error) => Err(not_the_requests(error)),
                 }
-                engine.activate(sequence, self.handoff.id, first_token, digest)?;
-                Ok(Arrival::Activated)
             }
         }
     }
@@ -113,6 +116,11 @@ impl Incoming {
 /// A stream that its sender got wrong.
 fn broken(message: impl std::fmt::Display) -> Error {
     Error::new(Reason::Internal, format!("fetch: {message}"))
+}
+
+/// The request was found valid when it came, so what is invalid now is the owner's doing.
+fn not_the_requests(error: Error) -> Error {
+    if error.reason == Reason::InvalidArgument { broken(error.message) } else { error }
 }
 
 /// The part of a request that decides whether its next token is its last.
