@@ -111,6 +111,11 @@ impl SolePrefill {
         self.call.store(0, Ordering::SeqCst);
     }
 
+    /// Stops the running step, whoever it is for.
+    pub(crate) fn stop_step(&self) {
+        self.interrupt.raise();
+    }
+
     fn dropped(&self, call: CallId) {
         if self.call.load(Ordering::SeqCst) == call.0 {
             self.interrupt.raise();

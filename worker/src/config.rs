@@ -30,7 +30,8 @@ pub struct Config {
     pub kv_blocks: Option<usize>,
     /// Tokens per KV block.
     pub block_tokens: usize,
-    /// Most tokens of a step: what a long prefill is cut into.
+    /// Most tokens of a step: what a long prefill is cut into. On the CPU a prefill gains nothing beyond some 100
+    /// tokens, and a larger step only keeps the others waiting.
     pub step_tokens: usize,
     /// Most sequences that run, or wait for their KV to arrive, at once.
     pub sequences_max: usize,
@@ -79,7 +80,10 @@ impl Default for Config {
     }
 }
 
-/// What a prefill worker's threads are set to, so that decode's latency wins.
+/// What a prefill worker's threads are set to, so that decode's latency wins. Measured on two cores, each worker with
+/// two threads, prefill without a pause: the 99th percentile between tokens was 76 to 143 ms at equal priority and 33
+/// to 59 ms at 10, no more than with decode alone; prefill kept about a quarter of its pace, and all of it when decode
+/// is idle.
 const PREFILL_NICE: i32 = 10;
 
 impl Config {

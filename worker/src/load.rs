@@ -114,8 +114,8 @@ pub struct Loaded {
 
 /// Loads the model that the configuration names. Blocks, for as long as the file takes to read.
 ///
-/// Workers of one process share the memory map, the fingerprint and the tokenizer bundle of a file. The weights are
-/// repacked for the CPU by each worker for itself.
+/// Workers of one process that load a file at the same time read it once: they share its map, fingerprint and
+/// tokenizer bundle. The weights are repacked for the CPU by each worker for itself, and then the map is let go.
 ///
 /// # Errors
 /// INVALID_ARGUMENT when the file cannot be read as a model or a size does not fit it; INTERNAL when the device fails.
@@ -136,7 +136,7 @@ fn load_gguf(config: &Config, role: Role, path: &Path) -> Result<Loaded, Error> 
             on_thread_start: Some(Arc::new(move || shell::lower_priority(nice))),
         },
     )
-    .map_err(|fault| Error::invalid("model", format!("{}: {fault}", path.display())))?;
+    .map_err(|fault| unreadable(path, &fault))?;
     let shape = file.checkpoint.config().map_err(|fault| unreadable(path, &fault))?;
     let layout = KvLayout {
         layers: shape.layers,
@@ -232,7 +232,7 @@ fn default_kv_blocks(layout: KvLayout, context_len: usize, available: Option<u64
     wanted.min(usize::try_from(affordable).unwrap_or(usize::MAX)).max(least)
 }
 
-fn unreadable(path: &Path, fault: &checkpoint::Error) -> Error {
+fn unreadable(path: &Path, fault: &dyn fmt::Display) -> Error {
     Error::new(Reason::InvalidArgument, format!("model {}: {fault}", path.display()))
 }
 
@@ -244,8 +244,8 @@ struct ModelFile {
     tokenizer_digest: Digest,
 }
 
-/// Model files that a worker of this process has open, by path. The map and the digest of a file are the same for all,
-/// and a digest takes a while.
+/// Model files that are being loaded, by path. The map and the digest of a file are the same for all workers of the
+/// process, and a digest takes a while.
 static OPEN_FILES: Mutex<Vec<(PathBuf, Weak<ModelFile>)>> = Mutex::new(Vec::new());
 
 impl ModelFile {

@@ -212,6 +212,7 @@ impl Handle {
     pub async fn stop(&self) -> Result<(), Error> {
         // A thread that has ended already refuses the message; its outcome says how.
         let _ = self.outbox.send(Message::Stop).await;
+        self.sole_prefill.stop_step();
         self.ended().await
     }
 

@@ -31,7 +31,7 @@ impl Core for Starter {
                 while self.stalled.load(Ordering::SeqCst) {
                     std::thread::sleep(Duration::from_millis(1));
                 }
-                self.told.lock().unwrap().push(event);
+                self.told.lock().expect("no test panicked").push(event);
             }
         }
     }
@@ -119,12 +119,12 @@ async fn start(
     let owner = Owner { fetch: Box::new(fetch), releases: Arc::clone(&releases), deaf: AtomicUsize::new(1) };
     let services = Services::new().add(limits!(KvTransferServer::new(owner)));
     let listener = node::Listener::Local("owner".into());
-    let _ = node::serve_grpc(&listener, services, &context.named("owner")).await.unwrap();
+    let _ = node::serve_grpc(&listener, services, &context.named("owner")).await.expect("a name");
     let (told, stalled) = (Arc::default(), Arc::default());
     let core = Starter { actions, told: Arc::clone(&told), stalled: Arc::clone(&stalled) };
     let config = ShellConfig { calls_max: 4, events_max: 64, fetch_window: WINDOW, nice: 0, context_len: 64 };
-    let handle = shell::spawn(Box::new(core), config, &context).unwrap();
-    handle.fence(RequestId("r".into()), Attempt(1)).await.unwrap();
+    let handle = shell::spawn(Box::new(core), config, &context).expect("a thread");
+    handle.fence(RequestId("r".into()), Attempt(1)).await.expect("a core");
     Fixture { handle, told, stalled, releases }
 }
 
@@ -146,16 +146,16 @@ fn start_fetch(owner: &str) -> Vec<Action> {
     vec![Action::StartFetch { call: FETCH, handoff: handoff(owner), skip: 0, time_left }]
 }
 
-fn block(first: u64) -> Result<wire::FetchEvent, Status> {
+fn block(first: u64) -> wire::FetchEvent {
     let block = wire::KvBlock { first, tokens: 1, slabs: vec![0; BLOCK_BYTES].into(), checksums: vec![0] };
-    Ok(wire::FetchEvent { event: Some(fetch_event::Event::Block(block)) })
+    wire::FetchEvent { event: Some(fetch_event::Event::Block(block)) }
 }
 
 impl Fixture {
     async fn wait<T>(&self, what: &str, find: impl Fn(&[Event]) -> Option<T>) -> T {
         let start = Instant::now();
         loop {
-            if let Some(found) = find(&self.told.lock().unwrap()) {
+            if let Some(found) = find(&self.told.lock().expect("no test panicked")) {
                 return found;
             }
             assert!(start.elapsed() < Duration::from_secs(10), "core never told: {what}");
@@ -176,7 +176,8 @@ impl Fixture {
 
 #[tokio::test]
 async fn a_fetch_that_ends_without_its_last_item_is_truncated() {
-    let fixture = start(start_fetch("local:owner"), || Ok(stream::iter([block(0), block(1)]).boxed())).await;
+    let fixture =
+        start(start_fetch("local:owner"), || Ok(stream::iter([Ok(block(0)), Ok(block(1))]).boxed())).await;
     assert_eq!(fixture.failure().await.reason, Reason::Truncated);
     let blocks = fixture.told.lock().unwrap().iter().filter(|e| matches!(e, Event::Fetched { .. })).count();
     assert_eq!(blocks, 2, "what came before is passed on first");
@@ -190,7 +191,7 @@ async fn an_owner_that_is_not_there_is_lost() {
 
 #[tokio::test]
 async fn a_transport_that_breaks_is_a_lost_owner() {
-    let broken = || Ok(stream::iter([block(0), Err(Status::unknown("h2 connection reset"))]).boxed());
+    let broken = || Ok(stream::iter([Ok(block(0)), Err(Status::unknown("h2 connection reset"))]).boxed());
     let fixture = start(start_fetch("local:owner"), broken).await;
     assert_eq!(fixture.failure().await.reason, Reason::WorkerLost);
 }
@@ -219,11 +220,11 @@ async fn blocks_do_not_pile_up_in_front_of_a_busy_engine() {
         let (counted, mut opened) = (Arc::clone(&counted), opened.clone());
         let gate = stream::once(async move {
             opened.wait_for(|open| *open).await.expect("the test holds the sender");
-            block(0)
+            Ok(block(0))
         });
         let rest = stream::iter(1..100).map(move |first| {
             counted.fetch_add(1, Ordering::SeqCst);
-            block(first)
+            Ok(block(first))
         });
         Ok(gate.chain(rest).boxed())
     };
@@ -256,7 +257,7 @@ async fn a_fetch_that_is_given_up_ends_at_the_owner() {
             let _guard = guard;
             std::future::pending().await
         });
-        Ok(stream::iter([block(0)]).chain(never).boxed())
+        Ok(stream::iter([Ok(block(0))]).chain(never).boxed())
     })
     .await;
     fixture

@@ -44,7 +44,7 @@ impl Script {
 
 impl Core for Script {
     fn on(&mut self, event: Event, _now: Now, out: &mut Vec<Action>) {
-        self.told.lock().unwrap().push(event.clone());
+        self.told.lock().expect("no test panicked").push(event.clone());
         if matches!(event, Event::Tick) {
             self.wake_at = None;
         }
@@ -70,7 +70,7 @@ impl Core for Script {
     }
 
     fn gauges(&self) -> Gauges {
-        Gauges { leases: self.told.lock().unwrap().len(), ..Gauges::default() }
+        Gauges { leases: self.told.lock().expect("no test panicked").len(), ..Gauges::default() }
     }
 
     fn interrupt(&self) -> Interrupt {
@@ -86,7 +86,7 @@ const WINDOW: usize = 4;
 
 fn start(script: Script, calls_max: usize) -> Handle {
     let config = ShellConfig { calls_max, events_max: 16, fetch_window: WINDOW, nice: 0, context_len: 64 };
-    shell::spawn(Box::new(script), config, &Context::new("scripted", Vec::new())).unwrap()
+    shell::spawn(Box::new(script), config, &Context::new("scripted", Vec::new())).expect("a thread")
 }
 
 fn generation(max_tokens: usize) -> Generation {
@@ -130,7 +130,7 @@ fn token(index: usize, finish: Option<FinishReason>) -> DecodeItem {
 /// Waits until what the core was told satisfies the condition.
 async fn told(told: &Mutex<Vec<Event>>, what: &str, condition: impl Fn(&[Event]) -> bool) {
     let start = Instant::now();
-    while !condition(&told.lock().unwrap()) {
+    while !condition(&told.lock().expect("no test panicked")) {
         assert!(start.elapsed() < Duration::from_secs(10), "core never told: {what}");
         tokio::time::sleep(Duration::from_millis(1)).await;
     }

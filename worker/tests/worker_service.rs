@@ -71,10 +71,10 @@ fn identity(tokenizer: Bytes) -> Identity {
 async fn start(identity: Identity) -> (WorkerClient<Channel>, shell::Handle, Context) {
     let context = Context::new("numbers", Vec::new());
     let config = ShellConfig { calls_max: 4, events_max: 16, fetch_window: 4, nice: 0, context_len: 64 };
-    let handle = shell::spawn(Box::new(Numbers(0)), config, &context).unwrap();
+    let handle = shell::spawn(Box::new(Numbers(0)), config, &context).expect("a thread");
     let service = WorkerService::new(identity, handle.clone(), context.shutdown.clone());
     let services = Services::new().add(limits!(WorkerServer::new(service)));
-    node::serve_grpc(&Listener::Local("numbers".into()), services, &context).await.unwrap();
+    node::serve_grpc(&Listener::Local("numbers".into()), services, &context).await.expect("a name");
     (limits!(WorkerClient::new(context.network.connect("local:numbers"))), handle, context)
 }
 

@@ -19,33 +19,33 @@ use worker::{Config, Source};
 use super::proxy::Proxy;
 
 /// The public name of the simulated model.
-pub const MODEL: &str = "sim-model";
+pub(crate) const MODEL: &str = "sim-model";
 /// Address of the prefill worker in process.
-pub const PREFILL: &str = "local:prefill";
+pub(crate) const PREFILL: &str = "local:prefill";
 
 /// A lease short enough to wait for.
 const LEASE: Duration = Duration::from_millis(500);
 
-pub struct Cluster {
-    pub context: Context,
-    pub prefill: String,
-    pub decode: String,
-    pub workers: Vec<TaskHandle>,
+pub(crate) struct Cluster {
+    pub(crate) context: Context,
+    pub(crate) prefill: String,
+    pub(crate) decode: String,
+    pub(crate) workers: Vec<TaskHandle>,
 }
 
 /// What a router learns of a request.
 #[derive(Debug)]
-pub struct Outcome {
-    pub tokens: Vec<TokenId>,
-    pub finish: Option<FinishReason>,
-    pub skipped: u64,
+pub(crate) struct Outcome {
+    pub(crate) tokens: Vec<TokenId>,
+    pub(crate) finish: Option<FinishReason>,
+    pub(crate) skipped: u64,
 }
 
-pub fn prompt(len: usize) -> Vec<TokenId> {
+pub(crate) fn prompt(len: usize) -> Vec<TokenId> {
     (0..len as u32).map(|position| position * 37 % 251).collect()
 }
 
-pub fn generation(request: &str, tokens: Vec<TokenId>, max_tokens: usize) -> Generation {
+pub(crate) fn generation(request: &str, tokens: Vec<TokenId>, max_tokens: usize) -> Generation {
     Generation {
         request: request.into(),
         attempt: Attempt(1),
@@ -59,21 +59,21 @@ pub fn generation(request: &str, tokens: Vec<TokenId>, max_tokens: usize) -> Gen
     }
 }
 
-pub fn reference(generation: &Generation) -> Vec<TokenId> {
+pub(crate) fn reference(generation: &Generation) -> Vec<TokenId> {
     SimModel::reference(SimConfig::default(), &generation.tokens, &generation.sampling, &generation.stop)
 }
 
 fn free_port() -> String {
-    let socket = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    socket.local_addr().unwrap().to_string()
+    let socket = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
+    socket.local_addr().expect("an address").to_string()
 }
 
 impl Cluster {
-    pub async fn start() -> Self {
+    pub(crate) async fn start() -> Self {
         Self::start_at(PREFILL.into(), "local:decode".into()).await
     }
 
-    pub async fn start_tcp() -> Self {
+    pub(crate) async fn start_tcp() -> Self {
         Self::start_at(free_port(), free_port()).await
     }
 
@@ -108,36 +108,36 @@ impl Cluster {
     }
 
     /// Offers a proxy's `KvTransfer` at `local:NAME`.
-    pub async fn offer(&self, name: &str, proxy: Proxy) {
+    pub(crate) async fn offer(&self, name: &str, proxy: Proxy) {
         proxy.connect(self.context.network.clone());
         let services = Services::new().add(limits!(KvTransferServer::new(proxy)));
         let listener = Listener::Local(name.to_owned());
-        node::serve_grpc(&listener, services, &self.context.named("proxy")).await.unwrap();
+        node::serve_grpc(&listener, services, &self.context.named("proxy")).await.expect("the proxy serves");
     }
 
-    pub fn worker(&self, address: &str) -> WorkerClient<Channel> {
+    pub(crate) fn worker(&self, address: &str) -> WorkerClient<Channel> {
         limits!(WorkerClient::new(self.context.network.connect(address)))
     }
 
-    pub fn kv_transfer(&self, address: &str) -> KvTransferClient<Channel> {
+    pub(crate) fn kv_transfer(&self, address: &str) -> KvTransferClient<Channel> {
         limits!(KvTransferClient::new(self.context.network.connect(address)))
     }
 
-    pub fn prefiller(&self) -> PrefillClient<Channel> {
+    pub(crate) fn prefiller(&self) -> PrefillClient<Channel> {
         limits!(PrefillClient::new(self.context.network.connect(&self.prefill)))
     }
 
-    pub fn decoder(&self) -> DecodeClient<Channel> {
+    pub(crate) fn decoder(&self) -> DecodeClient<Channel> {
         limits!(DecodeClient::new(self.context.network.connect(&self.decode)))
     }
 
-    pub async fn describe(&self, address: &str) -> WorkerDescription {
-        let answer = self.worker(address).describe(wire::DescribeRequest {}).await.unwrap();
-        answer.into_inner().try_into().unwrap()
+    pub(crate) async fn describe(&self, address: &str) -> WorkerDescription {
+        let answer = self.worker(address).describe(wire::DescribeRequest {}).await.expect("an answer");
+        answer.into_inner().try_into().expect("a description")
     }
 
     /// A prefill up to the hand-off, its token, and the stream.
-    pub async fn prefill(
+    pub(crate) async fn prefill(
         &self,
         generation: Generation,
     ) -> Result<(Handoff, Token, tonic::Streaming<wire::PrefillEvent>), Error> {
@@ -154,7 +154,11 @@ impl Cluster {
     }
 
     /// A whole decode call.
-    pub async fn decode(&self, generation: Generation, handoff: Option<Handoff>) -> Result<Outcome, Error> {
+    pub(crate) async fn decode(
+        &self,
+        generation: Generation,
+        handoff: Option<Handoff>,
+    ) -> Result<Outcome, Error> {
         let request =
             wire::DecodeRequest { generation: Some(generation.into()), handoff: handoff.map(Into::into) };
         let mut stream = self.decoder().decode(request).await?.into_inner();
@@ -185,7 +189,7 @@ impl Cluster {
 
     /// A request in both workers, as a router places it; `change` may tamper with the reference. Decode starts when the
     /// hand-off is issued, while the prefill still computes.
-    pub async fn split(
+    pub(crate) async fn split(
         &self,
         generation: Generation,
         change: impl Fn(&mut Handoff),
@@ -211,7 +215,7 @@ impl Cluster {
     }
 
     /// Waits until neither worker holds a block for anybody, with no call that would make it so.
-    pub async fn settled(&self) {
+    pub(crate) async fn settled(&self) {
         for address in [&self.prefill, &self.decode] {
             let start = Instant::now();
             loop {

@@ -53,16 +53,15 @@ async fn kv_that_decode_has_is_not_fetched_again() {
 #[tokio::test]
 async fn requests_at_the_same_time_do_not_disturb_each_other() {
     let cluster = Cluster::start().await;
-    let requests =
-        (0..8).map(|n| {
-            let generation = generation(&format!("r-{n}"), prompt(20 + 7 * n), 10);
-            let expected = reference(&generation);
-            let cluster = &cluster;
-            async move {
-                assert_eq!(cluster.split(generation, |_| {}).await.unwrap().tokens, expected, "request {n}")
-            }
-        });
-    futures::future::join_all(requests).await;
+    let requests = (0..8).map(|n| {
+        let generation = generation(&format!("r-{n}"), prompt(20 + 7 * n), 10);
+        let expected = reference(&generation);
+        let cluster = &cluster;
+        async move { (n, cluster.split(generation, |_| {}).await.unwrap().tokens, expected) }
+    });
+    for (n, tokens, expected) in futures::future::join_all(requests).await {
+        assert_eq!(tokens, expected, "request {n}");
+    }
     cluster.settled().await;
 }
 
@@ -116,7 +115,7 @@ async fn refused_through(proxy: Proxy, reason: Reason) {
     cluster.offer("proxy", proxy).await;
     let generation = generation("r", prompt(50), 8);
     let outcome = cluster.split(generation, |handoff| handoff.owner = "local:proxy".into()).await;
-    assert_eq!(outcome.unwrap_err().reason, reason);
+    assert_eq!(outcome.expect_err("refused").reason, reason);
     cluster.settled().await;
 }
 
@@ -124,7 +123,7 @@ async fn refused_through(proxy: Proxy, reason: Reason) {
 async fn refused_with(reason: Reason, change: impl Fn(&mut proto::Handoff)) {
     let cluster = Cluster::start().await;
     let outcome = cluster.split(generation("r", prompt(50), 8), change).await;
-    assert_eq!(outcome.unwrap_err().reason, reason);
+    assert_eq!(outcome.expect_err("refused").reason, reason);
     // The true hold is nobody's any more: its lease frees it.
     cluster.settled().await;
 }

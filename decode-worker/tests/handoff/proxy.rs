@@ -13,7 +13,7 @@ use tonic::{Request, Response, Status};
 /// Changes an item in place; false ends the stream before it.
 type Change = fn(&mut fetch_event::Event) -> bool;
 
-pub struct Proxy {
+pub(crate) struct Proxy {
     owner: &'static str,
     change: Change,
     network: OnceLock<Network>,
@@ -21,12 +21,12 @@ pub struct Proxy {
 
 impl Proxy {
     /// Passes calls on to `owner`.
-    pub fn new(owner: &'static str, change: Change) -> Self {
+    pub(crate) fn new(owner: &'static str, change: Change) -> Self {
         Self { owner, change, network: OnceLock::new() }
     }
 
     /// The network in which the owner is.
-    pub fn connect(&self, network: Network) {
+    pub(crate) fn connect(&self, network: Network) {
         self.network.set(network).expect("connected once");
     }
 
