@@ -381,6 +381,10 @@ fn deadline_passed(after: Duration) -> Error {
 
 impl<M: Model> Core for DecodeCore<M> {
     fn on(&mut self, event: Event, now: Now, out: &mut Vec<Action>) {
+        // First: nothing more is said on a call whose peer is gone, not even that its time is over.
+        if let Event::Dropped { call } = event {
+            drop(self.forget(call, out));
+        }
         self.expire(now, out);
         match event {
             Event::Decode { call, generation, handoff } => {
@@ -410,7 +414,6 @@ impl<M: Model> Core for DecodeCore<M> {
             // Nothing is held here: there is no fetch to give credit to, and nothing to release.
             Event::FetchCredit { .. } | Event::Release { .. } => {}
             Event::Fence { request, attempt } => self.fence(&request, attempt, now, out),
-            Event::Dropped { call } => drop(self.forget(call, out)),
             Event::Fetched { call, item } => self.fetched(call, item, now, out),
             Event::FetchFailed { call, error } => {
                 if let Some(call) = self.fetches.remove(&call) {
@@ -418,7 +421,7 @@ impl<M: Model> Core for DecodeCore<M> {
                 }
             }
             Event::RenewAnswered { call, result } => self.renewed(call, result, out),
-            Event::Tick => {}
+            Event::Dropped { .. } | Event::Tick => {}
             Event::Drain => self.draining = true,
         }
         self.renew(now, out);

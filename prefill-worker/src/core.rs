@@ -338,6 +338,10 @@ fn deadline_passed(after: Duration) -> Error {
 
 impl<M: Model> Core for PrefillCore<M> {
     fn on(&mut self, event: Event, now: Now, out: &mut Vec<Action>) {
+        // First: nothing more is said on a call whose peer is gone, not even that its time is over.
+        if let Event::Dropped { call } = event {
+            self.dropped(call, out);
+        }
         self.expire(now, out);
         match event {
             Event::Prefill { call, generation } => {
@@ -366,10 +370,9 @@ impl<M: Model> Core for PrefillCore<M> {
             }
             Event::Release { handoff } => self.release(&handoff, out),
             Event::Fence { request, attempt } => self.fence(&request, attempt, now, out),
-            Event::Dropped { call } => self.dropped(call, out),
             // A prefill worker opens no calls, so nothing of these can be meant for it.
             Event::Fetched { .. } | Event::FetchFailed { .. } | Event::RenewAnswered { .. } => {}
-            Event::Tick => {}
+            Event::Dropped { .. } | Event::Tick => {}
             Event::Drain => self.draining = true,
         }
     }
