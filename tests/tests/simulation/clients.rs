@@ -6,7 +6,7 @@ use gateway::resume::{Action, Event, Resume};
 use proto::{Attempt, Error, Generation, Reason, RequestId};
 use router::dispatch::Emission;
 
-use crate::checks::{Check, ensure};
+use crate::checks::{Check, Violation, ensure};
 use crate::network::{Answer, Ask, CallKey, Purpose};
 use crate::table::Fault;
 use crate::workers::MODEL_NAME;
@@ -164,16 +164,18 @@ impl World {
         self.client_over(request, Err(gateway::resume::past_deadline()))
     }
 
-    /// The client cancels, or its gateway dies: then only the connection tells the router.
-    pub(crate) fn client_leaves(&mut self, request: usize, dies: bool) -> Check {
+    /// The client cancels, or its gateway dies: then only the connection tells the router. False when it has had
+    /// its end already.
+    pub(crate) fn client_leaves(&mut self, request: usize, dies: bool) -> Result<bool, Violation> {
         if self.clients[request].is_over() || !self.clients[request].has_arrived() {
-            return Ok(());
+            return Ok(false);
         }
         if dies && let Some(call) = self.clients[request].call.take() {
             self.calls[call].at_caller = false;
             let after = if self.rng.percent(50) { self.delay() } else { crate::network::KEEP_ALIVE };
             self.push(after, What::ServerLost(call));
         }
-        self.client_over(request, Err(Error::new(Reason::Cancelled, "the client left")))
+        self.client_over(request, Err(Error::new(Reason::Cancelled, "the client left")))?;
+        Ok(true)
     }
 }

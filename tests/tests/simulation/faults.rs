@@ -6,7 +6,7 @@ use engine::KvBlock;
 use proto::{Attempt, Placed, Role, WorkerEpoch};
 use worker::core::{Event, FetchItem};
 
-use crate::checks::Check;
+use crate::checks::{Check, Violation};
 use crate::network::{Answer, Ask, CallKey, KEEP_ALIVE, Purpose};
 use crate::oracle::checksums;
 use crate::table::{Fault, Phase};
@@ -154,11 +154,7 @@ impl World {
                 let node = marks.router.or_else(|| self.router_nodes().next()).expect("a router");
                 self.kill(node)
             }
-            Fault::ClientCrash | Fault::Cancel => {
-                // When the client has its answer already, its leaving changes nothing, and must not.
-                self.client_leaves(request, fault == Fault::ClientCrash)?;
-                true
-            }
+            Fault::ClientCrash | Fault::Cancel => self.client_leaves(request, fault == Fault::ClientCrash)?,
             Fault::StaleReference | Fault::Replay | Fault::ForgedId | Fault::OtherEpoch => {
                 self.attack(fault, request)
             }
@@ -240,7 +236,7 @@ impl World {
         true
     }
 
-    fn drain(&mut self, marks: &Marks) -> Result<bool, crate::checks::Violation> {
+    fn drain(&mut self, marks: &Marks) -> Result<bool, Violation> {
         let roles = [marks.prefill, marks.decode];
         let node = self.rng.pick(&roles).unwrap_or_else(|| self.any_worker(Role::Decode));
         if !self.nodes[node.0].up {
@@ -302,7 +298,7 @@ impl World {
         if let Some(phase) = armed.phase {
             self.table.count(fault, phase);
         }
-        self.note(|_| format!("** {fault:?} strikes #{key}: {what:?}"));
+        self.note(|_| format!("** {fault:?} strikes #{key}"));
         let What::Item(_, answer, is_bad) = what else { return Some(fault) };
         let Answer::Fetch(item) = &mut **answer else { return Some(fault) };
         let bit = self.rng.below(8);

@@ -36,6 +36,7 @@ mod planted;
 mod rng;
 mod routers;
 mod table;
+mod trace;
 mod workers;
 mod world;
 
@@ -133,6 +134,9 @@ fn no_schedule_breaks_an_invariant() {
 
 #[test]
 fn every_planted_bug_is_caught() {
+    let bugs =
+        engine::planted::Bug::ALL.len() + worker::planted::Bug::ALL.len() + router::planted::Bug::ALL.len();
+    assert_eq!(planted::ALL.len(), bugs, "every bug that can be planted is listed");
     let (next, missed) = (AtomicU64::new(0), Mutex::new(Vec::new()));
     std::thread::scope(|scope| {
         for _ in 0..threads() {

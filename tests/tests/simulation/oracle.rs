@@ -97,7 +97,9 @@ impl Model for StrayModel {
             for block in (0..kv.blocks() as u32).filter(|block| !batch.block_tables.contains(block)) {
                 bytes.clear();
                 kv.export(block, 0, tokens, &mut bytes);
-                bytes.iter_mut().for_each(|byte| *byte ^= 0x5A);
+                for byte in &mut bytes {
+                    *byte ^= 0x5A;
+                }
                 kv.import(block, 0, tokens, &bytes);
             }
         }

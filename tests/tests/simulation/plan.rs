@@ -49,7 +49,7 @@ pub(crate) struct PlannedFault {
 }
 
 /// Long enough for every request that is not meant to run out of time.
-pub(crate) const PATIENT: Duration = Duration::from_secs(60);
+pub(crate) const PATIENT: Duration = Duration::from_mins(1);
 
 impl Plan {
     pub(crate) fn draw(rng: &mut Rng) -> Self {

@@ -95,12 +95,16 @@ impl World {
             Action::DropPrefill => {
                 let mut call = None;
                 self.routed(index, key, |routed| call = routed.prefill.take());
-                call.into_iter().for_each(|call| self.cancel(call));
+                if let Some(call) = call {
+                    self.cancel(call);
+                }
             }
             Action::DropDecode => {
                 let mut call = None;
                 self.routed(index, key, |routed| call = routed.decode.take());
-                call.into_iter().for_each(|call| self.cancel(call));
+                if let Some(call) = call {
+                    self.cancel(call);
+                }
             }
             Action::Fence { worker, request, attempt } => {
                 self.call_worker(node, &worker, Ask::Fence(request, attempt), Purpose::Nothing);
@@ -224,16 +228,15 @@ impl World {
     }
 
     /// Asks every worker how it is, and again after a while.
-    pub(crate) fn poll(&mut self, node: Node) -> Check {
+    pub(crate) fn poll(&mut self, node: Node) {
         if !self.is_polling {
-            return Ok(());
+            return;
         }
         for index in 0..self.workers.len() {
             let worker = self.workers[index].node;
             self.open(node, worker, Ask::Describe, Purpose::Describe(worker));
         }
         self.push(POLL_EVERY, What::Poll(node, self.nodes[node.0].life));
-        Ok(())
     }
 
     /// A worker of that role, or any.

@@ -10,7 +10,7 @@ use crate::checks::{Check, Truth, ensure};
 use crate::clients::Client;
 use crate::faults::{Armed, Marks};
 use crate::network::{Answer, Call, CallKey, KEEP_ALIVE};
-use crate::plan::Plan;
+use crate::plan::{PATIENT, Plan};
 use crate::rng::Rng;
 use crate::routers::RouterNode;
 use crate::table::{Phase, Table};
@@ -127,11 +127,11 @@ pub(crate) struct World {
     pub(crate) is_polling: bool,
     pub(crate) table: Table,
     pub(crate) events: u64,
-    trace: Option<Vec<String>>,
+    pub(crate) trace: Option<Vec<String>>,
 }
 
 /// Longest schedule in virtual time before it counts as one that never ends.
-const LONGEST: Duration = Duration::from_secs(600);
+const LONGEST: Duration = Duration::from_mins(10);
 /// Most events of a schedule.
 const EVENTS_MAX: u64 = 300_000;
 
@@ -197,9 +197,22 @@ impl World {
 
     /// Runs the schedule to its end and checks everything on the way.
     pub(crate) fn run(&mut self) -> Check {
-        self.run_until(|world| world.is_settled())?;
+        self.run_until(Self::is_settled)?;
+        self.check_undisturbed()?;
         self.come_to_rest()?;
         self.probe()
+    }
+
+    /// Where nothing was broken, nothing but its own deadline ends a request early.
+    fn check_undisturbed(&self) -> Check {
+        for (client, planned) in self.clients.iter().zip(&self.plan.requests) {
+            let is_undisturbed = self.plan.faults.is_empty() && planned.time_left == PATIENT;
+            let outcome = client.outcome();
+            ensure(!is_undisturbed || outcome == Some(Ok(())), "liveness", || {
+                format!("an undisturbed request ended with {outcome:?}")
+            })?;
+        }
+        Ok(())
     }
 
     /// Everything stops but what is under way; one lease later nothing may be left (I4).
@@ -314,7 +327,10 @@ impl World {
             What::Wake(node, life) if self.nodes[node.0].is_life(life) => self.wake(node),
             What::Tick(node, life, call) if self.nodes[node.0].is_life(life) => self.tick(node, call),
             What::Audit(node, life, call) if self.nodes[node.0].is_life(life) => self.audit(node, call),
-            What::Poll(node, life) if self.nodes[node.0].is_life(life) => self.poll(node),
+            What::Poll(node, life) if self.nodes[node.0].is_life(life) => {
+                self.poll(node);
+                Ok(())
+            }
             What::ClientTick(request) => self.client_tick(request),
             What::ClientDeadline(request) => self.client_deadline(request),
             What::Fault(index) => self.fault(index),
@@ -470,61 +486,6 @@ impl World {
             self.workers[index] = self.new_worker(node);
         }
         self.note(|world| format!("** {} starts again", world.name(node)));
-    }
-
-    /// Writes a line of the trace.
-    pub(crate) fn note(&mut self, line: impl FnOnce(&Self) -> String) {
-        if self.trace.is_some() {
-            let line = format!("{:>12.6}  {}", self.now.as_secs_f64(), line(self));
-            self.trace.iter_mut().for_each(|trace| trace.push(line.clone()));
-        }
-    }
-
-    fn trace_event(&mut self, what: &What) {
-        let line = match what {
-            What::Credit(_)
-            | What::Step(..)
-            | What::Wake(..)
-            | What::Poll(..)
-            | What::Tick(..)
-            | What::Audit(..) => return,
-            What::Open(call) | What::End(call, _) | What::TimeOut(call)
-                if matches!(self.calls[*call].ask, crate::network::Ask::Describe) =>
-            {
-                return;
-            }
-            What::Item(_, answer, _) if matches!(**answer, Answer::Description(_)) => return,
-            What::Open(call) => {
-                let (from, to) = (self.calls[*call].from, self.calls[*call].to);
-                format!("{} -> {}: #{call} {:?}", self.name(from), self.name(to), self.calls[*call].ask)
-            }
-            What::Item(call, answer, _) => {
-                let to = self.calls[*call].from;
-                let heard = if self.is_heard(*call) { "" } else { " (nobody listens)" };
-                format!("{} <- #{call} {answer:?}{heard}", self.name(to))
-            }
-            What::End(call, outcome) => {
-                let to = self.calls[*call].from;
-                format!("{} <- #{call} ends: {outcome:?}", self.name(to))
-            }
-            What::ServerLost(call) => {
-                let to = self.calls[*call].to;
-                format!("{} <- #{call} dropped", self.name(to))
-            }
-            What::CallerLost(call) => {
-                let to = self.calls[*call].from;
-                format!("{} <- #{call} lost", self.name(to))
-            }
-            What::TimeOut(call) if !self.is_heard(*call) => return,
-            what => format!("{what:?}"),
-        };
-        self.note(|_| line);
-    }
-
-    /// The last lines of the trace.
-    pub(crate) fn take_trace(&mut self, lines: usize) -> String {
-        let trace = self.trace.take().unwrap_or_default();
-        trace[trace.len().saturating_sub(lines)..].join("\n")
     }
 }
 

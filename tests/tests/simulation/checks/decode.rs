@@ -14,8 +14,8 @@ pub(crate) struct DecodeWatch {
     calls: BTreeMap<CallId, Call>,
     /// Of the fetches that are open, the calls they are for.
     fetches: BTreeMap<CallId, CallId>,
-    /// Calls that the event at hand must end, with the reason.
-    doomed: Vec<(CallId, &'static str)>,
+    /// Calls that the event at hand must end, with the invariant and the reason.
+    doomed: Vec<(CallId, &'static str, &'static str)>,
     /// Hand-offs whose calls the event at hand ended: to be released now.
     unreleased: Vec<Handoff>,
     fences: BTreeMap<RequestId, Attempt>,
@@ -84,7 +84,7 @@ impl DecodeWatch {
             Event::Fetched { call, item } => self.fetched(*call, item, is_bad, truth),
             Event::FetchFailed { call, .. } => {
                 if let Some(call) = self.fetches.remove(call) {
-                    self.doomed.push((call, "its fetch failed"));
+                    self.doomed.push((call, "I7", "its fetch failed"));
                 }
             }
             _ => {}
@@ -95,7 +95,8 @@ impl DecodeWatch {
         let fence = self.fences.entry(request.clone()).or_default();
         *fence = attempt.max(*fence);
         let stale = |call: &Call| call.request == *request && call.attempt < *fence;
-        let stale = self.calls.iter().filter(|(_, call)| stale(call)).map(|(&id, _)| (id, "it is fenced"));
+        let stale =
+            self.calls.iter().filter(|(_, call)| stale(call)).map(|(&id, _)| (id, "I1", "it is fenced"));
         self.doomed.extend(stale);
     }
 
@@ -138,10 +139,7 @@ impl DecodeWatch {
                     self.fetches.remove(&fetch);
                 } else {
                     call.incoming.has_ended = false;
-                    // Of a request's last token nothing is decoded, so nothing has to be proven.
-                    if !call.incoming.is_all {
-                        self.doomed.push((id, "what came is not what was sent"));
-                    }
+                    self.doomed.push((id, "I2", "what came is not what was sent"));
                 }
             }
         }
@@ -168,8 +166,8 @@ impl DecodeWatch {
                 _ => {}
             }
         }
-        for (call, why) in self.doomed.drain(..) {
-            ensure(!self.calls.contains_key(&call), "I7", || {
+        for (call, invariant, why) in self.doomed.drain(..) {
+            ensure(!self.calls.contains_key(&call), invariant, || {
                 format!("{by}: decode call {} goes on though {why}", call.0)
             })?;
         }
