@@ -114,8 +114,16 @@ impl<M: Model> DecodeCore<M> {
         self.fences.check(&generation.request, generation.attempt)?;
         self.fence(&generation.request, generation.attempt, now, out);
         self.check(&generation)?;
-        if let Some(handoff) = &handoff {
-            self.check_handoff(&generation, handoff)?;
+        match &handoff {
+            Some(handoff) => self.check_handoff(&generation, handoff)?,
+            // A hand-off is the second half of work that was placed before the drain was known.
+            None if self.draining => {
+                return Err(Error::new(
+                    Reason::WorkerLost,
+                    "draining: decodes are taken with a hand-off only",
+                ));
+            }
+            None => {}
         }
         let Generation { request, attempt, tokens, generated, sampling, stop, time_left, .. } = generation;
         let ends_with = EndsWith::new(stop.clone(), tokens.len(), generated, self.config.model.context_len);
@@ -159,9 +167,6 @@ impl<M: Model> DecodeCore<M> {
 
     /// Refuses what this worker does not take, hand-off or not.
     fn check(&self, generation: &Generation) -> Result<(), Error> {
-        if self.draining {
-            return Err(Error::new(Reason::WorkerLost, "draining: no new decodes are taken"));
-        }
         if generation.model != self.config.model.name {
             let message = format!("model {:?} expected, {:?} came", self.config.model.name, generation.model);
             return Err(Error::new(Reason::ModelNotFound, message));

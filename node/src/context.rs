@@ -42,4 +42,12 @@ impl Context {
     pub fn named(&self, name: impl Into<String>) -> Self {
         Self { name: name.into(), ..self.clone() }
     }
+
+    /// The same context for services that those of this one call: their drain begins when these have finished.
+    #[must_use]
+    pub fn downstream(&self) -> Self {
+        let (shutdown, follow) = self.shutdown.downstream();
+        drop(self.tasks.spawn("drain downstream", follow));
+        Self { shutdown, ..self.clone() }
+    }
 }

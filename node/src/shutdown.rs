@@ -26,6 +26,8 @@ pub struct Shutdown {
 }
 
 struct Shared {
+    /// Whose end comes before this one's.
+    upstream: Option<Shutdown>,
     phase: watch::Sender<Phase>,
     busy: AtomicUsize,
     quiet: Notify,
@@ -43,13 +45,32 @@ impl Shutdown {
     /// A process that runs.
     #[expect(clippy::new_without_default, reason = "a shutdown that nobody shares is never what was meant")]
     pub fn new() -> Self {
+        Self::with_upstream(None)
+    }
+
+    fn with_upstream(upstream: Option<Self>) -> Self {
         let shared = Shared {
+            upstream,
             phase: watch::channel(Phase::Running).0,
             busy: AtomicUsize::new(0),
             quiet: Notify::new(),
             failure: Mutex::new(None),
         };
         Self { shared: Arc::new(shared) }
+    }
+
+    /// A shutdown for services that those of this one call, and a future that lets it follow: it drains once this one
+    /// is idle, so that work already taken upstream can still come, and stops with this one.
+    pub fn downstream(&self) -> (Self, impl Future<Output = ()> + Send + 'static) {
+        let (upstream, downstream) = (self.clone(), Self::with_upstream(Some(self.clone())));
+        let follower = downstream.clone();
+        let follow = async move {
+            upstream.idle().await;
+            follower.drain();
+            upstream.stopped().await;
+            follower.stop();
+        };
+        (downstream, follow)
     }
 
     /// From now on: no new work.
@@ -64,6 +85,10 @@ impl Shutdown {
 
     /// Stops because of a fault, which [`crate::Process::finished`] then returns. The first fault is kept.
     pub fn fail(&self, error: Error) {
+        if let Some(upstream) = &self.shared.upstream {
+            self.stop();
+            return upstream.fail(error);
+        }
         self.shared.failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
         self.stop();
     }

@@ -219,3 +219,29 @@ async fn a_service_that_fails_or_ends_by_itself_is_a_fault() {
         assert!(context.shutdown.is_stopped());
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_drain_goes_the_way_of_a_request() {
+    let upstream = Context::new("gateway", Vec::new());
+    let downstream = upstream.downstream().named("router");
+    let request = upstream.shutdown.busy();
+    upstream.shutdown.drain();
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert!(!downstream.shutdown.is_draining(), "a request upstream may still call");
+    drop(request);
+    tokio::time::timeout(GRACE, downstream.shutdown.draining()).await.unwrap();
+    assert!(!downstream.shutdown.is_stopped());
+    upstream.shutdown.stop();
+    tokio::time::timeout(GRACE, downstream.shutdown.stopped()).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_fault_downstream_ends_the_whole_process() {
+    let upstream = Context::new("gateway", Vec::new());
+    let downstream = upstream.downstream();
+    let process = Process::new(upstream.clone());
+    downstream.shutdown.fail(Error::Ended("decode-0".into()));
+    let outcome = process.finished(GRACE).await;
+    assert!(matches!(&outcome, Err(Error::Ended(name)) if name == "decode-0"), "{outcome:?}");
+    assert!(downstream.shutdown.is_stopped());
+}

@@ -45,6 +45,10 @@ pub struct Config {
     /// How often a decode worker renews a lease, seconds; well below `lease_ttl_seconds`.
     #[serde(with = "seconds")]
     pub renew_every_seconds: Duration,
+    /// How long a drain is only announced before new work is refused, seconds: what routers placed before they learnt
+    /// of it still comes in.
+    #[serde(with = "seconds")]
+    pub drain_notice_seconds: Duration,
     /// Most calls that peers may have open at once.
     pub calls_max: usize,
     /// Most events that wait for the engine besides one for each open call.
@@ -72,6 +76,7 @@ impl Default for Config {
             prefix_cache: true,
             lease_ttl_seconds: Duration::from_secs(10),
             renew_every_seconds: Duration::from_secs(2),
+            drain_notice_seconds: Duration::from_secs(2),
             calls_max: 1024,
             events_max: 1024,
             fetch_window: 8,

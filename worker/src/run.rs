@@ -1,5 +1,7 @@
 //! The life of a worker, the same for both roles: load, serve, drain, stop.
 
+use std::time::Duration;
+
 use node::{Context, Services, Shutdown, limits};
 use proto::wire::kv_transfer_server::KvTransferServer;
 use proto::wire::worker_server::WorkerServer;
@@ -46,7 +48,9 @@ pub async fn run(parts: RoleParts, config: Config, context: Context) -> Result<(
     let services = (parts.service)(services, handle.clone(), &identity.model.name);
     let serving = node::serve_grpc(&listener, services, &context).await?;
     // Aborted when this function returns.
-    let _drain = context.tasks.spawn_call("drain", drain(handle.clone(), context.shutdown.clone()));
+    let _drain = context
+        .tasks
+        .spawn_call("drain", drain(handle.clone(), context.shutdown.clone(), config.drain_notice_seconds));
     tokio::select! {
         () = serving.finished() => {}
         end = handle.ended() => {
@@ -84,8 +88,8 @@ fn start(
     Ok((handle, Identity { epoch, role: parts.role, model, layout, tokenizer }))
 }
 
-/// Tells the core of a drain, and keeps the process busy until nothing is left that a peer may still come for.
-async fn drain(handle: Handle, shutdown: Shutdown) {
+/// Tells the core of a drain, after routers had time to learn of it from `Describe`, and keeps the process busy until nothing is left that a peer may still come for.
+async fn drain(handle: Handle, shutdown: Shutdown, notice: Duration) {
     let mut shown = handle.watch();
     // Taken before the drain begins, so that there is no moment in which the process looks idle and is not.
     let mut busy = None;
@@ -97,6 +101,8 @@ async fn drain(handle: Handle, shutdown: Shutdown) {
             () = shutdown.draining() => break,
         }
     }
+    let busy = busy.unwrap_or_else(|| shutdown.busy());
+    tokio::time::sleep(notice).await;
     // An engine that has ended needs no drain, and has nothing left either.
     let _ = handle.drain().await;
     let _ = shown.wait_for(|shown| shown.is_idle).await;

@@ -88,6 +88,7 @@ impl Cluster {
             step_tokens: 32,
             lease_ttl_seconds: LEASE,
             renew_every_seconds: LEASE / 5,
+            drain_notice_seconds: Duration::ZERO,
             ..Config::default()
         };
         let prefill_run = prefill_worker::run(config(&prefill), context.named("prefill-0"));

@@ -49,15 +49,24 @@ pub async fn start(config: ServeConfig) -> Result<Running, Error> {
         gateway.finished().await;
         Ok(())
     });
+    // A drain goes the way of a request: what the gateway has taken still finds a router, and what that has taken
+    // still finds workers.
+    let routing = context.downstream();
     let router = router::Config { listen: local("router", 0), ..config.router.clone() };
-    process.run("router", router::run(router, context.named("router")));
-    run_workers(&config, &context, &mut process);
+    process.run("router", router::run(router, routing.named("router")));
+    run_workers(&config, &routing.downstream(), &mut process);
     Ok(Running { http, grpc, metrics: socket(&metrics.address)?, context, process })
 }
 
 fn run_workers(config: &ServeConfig, context: &Context, process: &mut Process) {
     let worker = |role, index| {
-        let config = worker::Config { listen: local(role, index), advertise: None, ..config.worker.clone() };
+        let config = worker::Config {
+            listen: local(role, index),
+            advertise: None,
+            // The router has finished by then: nobody is left to tell.
+            drain_notice_seconds: Duration::ZERO,
+            ..config.worker.clone()
+        };
         let name = format!("{role}-{index}");
         (config, context.named(&name), name)
     };
