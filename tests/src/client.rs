@@ -5,6 +5,7 @@ use std::time::Duration;
 use proto::SamplingParams;
 use proto::wire::generation_service_client::GenerationServiceClient;
 use proto::wire::{self, GenerateRequest, TokenIds};
+use tokio::task::JoinHandle;
 use tonic::transport::{Channel, Endpoint};
 
 /// What one request gave, in full or up to its error.
@@ -97,6 +98,12 @@ impl Client {
                 }
             }
         }
+    }
+
+    /// Sends the request on a task of its own, which reads its stream to the end.
+    #[expect(clippy::disallowed_methods, reason = "the test that holds the handle owns the task")]
+    pub fn start(self, ask: Ask) -> JoinHandle<Answer> {
+        tokio::spawn(async move { self.ask(&ask).await })
     }
 
     /// Sends all requests at once and reads every stream to the end.

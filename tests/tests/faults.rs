@@ -5,8 +5,9 @@
 use std::time::{Duration, Instant};
 
 use baton_tests::client::{Answer, Ask, Client};
-use baton_tests::cluster::{Cluster, Name, Service, Settings};
+use baton_tests::cluster::{Cluster, Name, PATIENCE, Service, Settings};
 use baton_tests::golden;
+use tokio::task::JoinHandle;
 
 /// Tokens per answer.
 const TOKENS: usize = 24;
@@ -110,16 +111,11 @@ fn reached(cluster: &Cluster, (name, point): (Name, &str)) -> bool {
 
 /// Sends requests until one stops at the fail point: with a spare, every other one passes it by. The stopped
 /// request's answer comes from the task that is returned.
-async fn stop_one(
-    cluster: &Cluster,
-    ask: &Ask,
-    stop: (Name, &'static str),
-) -> tokio::task::JoinHandle<Answer> {
-    let until = Instant::now() + Duration::from_secs(60);
+async fn stop_one(cluster: &Cluster, ask: &Ask, stop: (Name, &'static str)) -> JoinHandle<Answer> {
+    let until = Instant::now() + PATIENCE;
     loop {
         let client = Client::new(cluster.grpc_port());
-        let ask = ask.clone();
-        let running = tokio::spawn(async move { client.ask(&ask).await });
+        let running = client.start(ask.clone());
         while !running.is_finished() {
             if reached(cluster, stop) {
                 return running;
@@ -261,7 +257,7 @@ async fn client_dies() {
             .stdout(std::process::Stdio::null())
             .spawn()
             .expect("python3 starts");
-        let until = Instant::now() + Duration::from_secs(60);
+        let until = Instant::now() + PATIENCE;
         while !reached(&cluster, stop) {
             assert!(Instant::now() < until, "{what}: reaches {stop:?}; logs:\n{}", cluster.logs());
             tokio::time::sleep(Duration::from_millis(10)).await;

@@ -54,7 +54,7 @@ pub(crate) fn generation(request: &str, tokens: Vec<TokenId>, max_tokens: usize)
         generated: 0,
         sampling: SamplingParams { temperature: 0.8, seed: 11, ..SamplingParams::default() },
         stop: StopConditions { max_tokens, ..StopConditions::default() },
-        time_left: Duration::from_secs(60),
+        time_left: Duration::from_mins(1),
         probe: false,
     }
 }
