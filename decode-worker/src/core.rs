@@ -39,10 +39,17 @@ pub struct DecodeCore<M: Model> {
     sequences: BTreeMap<SequenceId, CallId>,
     /// The fetches that are open, to the calls that they are for.
     fetches: BTreeMap<CallId, CallId>,
-    /// Sequences that got a token in the last step: they wait for the next step from now on.
-    served: Vec<SequenceId>,
     next_call: u64,
     draining: bool,
+}
+
+/// An engine step, as its events are told of it.
+#[derive(Clone, Copy)]
+struct Step {
+    start: Now,
+    end: Now,
+    /// Sequences in the batch.
+    batch_size: u32,
 }
 
 #[derive(Debug)]
@@ -92,7 +99,6 @@ impl<M: Model> DecodeCore<M> {
             jobs: BTreeMap::new(),
             sequences: BTreeMap::new(),
             fetches: BTreeMap::new(),
-            served: Vec::new(),
             next_call: 1,
             draining: false,
         }
@@ -251,12 +257,6 @@ impl<M: Model> DecodeCore<M> {
 
     /// Ends what has outlived its deadline. Runs before anything else happens at a time.
     fn expire(&mut self, now: Now, out: &mut Vec<Action>) {
-        for sequence in self.served.drain(..) {
-            let job = self.sequences.get(&sequence).and_then(|call| self.jobs.get_mut(call));
-            if let Some(job) = job {
-                job.ready = now;
-            }
-        }
         for call in self.jobs_that(|job| deadline(job).is_some_and(|deadline| deadline <= now)) {
             let waited = now.saturating_sub(self.jobs[&call].arrived);
             self.end(call, Some(deadline_passed(waited)), out);
@@ -313,17 +313,16 @@ impl<M: Model> DecodeCore<M> {
         }
     }
 
-    fn take(&mut self, event: EngineEvent, batch_size: u32, now: Now, out: &mut Vec<Action>) {
+    fn take(&mut self, event: EngineEvent, step: Step, out: &mut Vec<Action>) {
         let Some(&call) = self.sequences.get(&event.id()) else { return };
         let job = self.jobs.get_mut(&call).expect("a sequence has a job");
         match event {
-            EngineEvent::Scheduled { .. } => job.waited = Some(now.saturating_sub(job.ready)),
+            EngineEvent::Scheduled { .. } => job.waited = Some(step.start.saturating_sub(job.ready)),
             // Only of sequences that are computed to be held.
             EngineEvent::Sealed { .. } => {}
-            EngineEvent::Token { id, index, token, logprob, finish } => {
+            EngineEvent::Token { index, token, logprob, finish, .. } => {
                 let sampled = Sampled { index, token, logprob, finish };
-                out.push(Action::Decode { call, item: job.token(sampled, batch_size, now) });
-                self.served.push(id);
+                out.push(Action::Decode { call, item: job.token(sampled, step) });
                 if finish.is_some() {
                     self.end(call, None, out);
                 }
@@ -334,16 +333,18 @@ impl<M: Model> DecodeCore<M> {
 }
 
 impl Job {
-    fn token(&mut self, sampled: Sampled, batch_size: u32, now: Now) -> DecodeItem {
+    fn token(&mut self, sampled: Sampled, step: Step) -> DecodeItem {
         debug_assert_eq!(sampled.index, self.next_index, "tokens come one by one");
         self.next_index = sampled.index + 1;
         self.is_prefilled = true;
-        let queue_wait = self.waited.take().unwrap_or_else(|| now.saturating_sub(self.ready));
+        let queue_wait = self.waited.take().unwrap_or_else(|| step.start.saturating_sub(self.ready));
+        // From here on it waits for the next step.
+        self.ready = step.end;
         DecodeItem::Token(Token {
             index: sampled.index,
             id: sampled.token,
             logprob: sampled.logprob,
-            batch_size,
+            batch_size: step.batch_size,
             queue_wait,
             finish: sampled.finish,
         })
@@ -432,9 +433,10 @@ impl<M: Model> Core for DecodeCore<M> {
         self.renew(now, out);
     }
 
-    fn step(&mut self, now: Now, out: &mut Vec<Action>) -> Option<StepSize> {
-        self.expire(now, out);
-        self.renew(now, out);
+    fn step(&mut self, clock: &dyn Fn() -> Now, out: &mut Vec<Action>) -> Option<StepSize> {
+        let start = clock();
+        self.expire(start, out);
+        self.renew(start, out);
         if !self.engine.has_work() {
             return None;
         }
@@ -443,8 +445,9 @@ impl<M: Model> Core for DecodeCore<M> {
             // Whoever raised it had queued the reason before, so the shell sees that before the next step.
             self.engine.interrupt().clear();
         }
+        let step = Step { start, end: clock(), batch_size: batch_sequences as u32 };
         for event in events {
-            self.take(event, batch_sequences as u32, now, out);
+            self.take(event, step, out);
         }
         Some(StepSize { tokens: batch_tokens, sequences: batch_sequences })
     }

@@ -228,7 +228,7 @@ impl<C: Core> World<C> {
         for _ in 0..EVENTS {
             let mut actions = Vec::new();
             match self.dice.below(4) {
-                0 => drop(self.core.step(self.now, &mut actions)),
+                0 => drop(self.core.step(&|| self.now, &mut actions)),
                 1 => {
                     let time = Duration::from_millis(self.dice.below(1500) as u64);
                     // Woken in time, or late.
@@ -255,7 +255,7 @@ impl<C: Core> World<C> {
     fn settle(&mut self) {
         loop {
             let mut actions = Vec::new();
-            let stepped = self.core.step(self.now, &mut actions).is_some();
+            let stepped = self.core.step(&|| self.now, &mut actions).is_some();
             self.take(actions);
             if !stepped {
                 break;
@@ -320,7 +320,7 @@ fn a_decode_worker_keeps_its_promises() {
             generation.request = ["a", "b", "c"][attempt as usize].into();
             let (call, mut actions) = (owner.open(), Vec::new());
             owner.core.on(Event::Prefill { call, generation }, Now::ZERO, &mut actions);
-            while owner.core.step(Now::ZERO, &mut actions).is_some() {}
+            while owner.core.step(&|| Now::ZERO, &mut actions).is_some() {}
             owner.take(actions);
         }
         let core = DecodeCore::new(engine(), config(seed));

@@ -119,7 +119,7 @@ impl Pair {
             if let Some(event) = event {
                 self.prefill.on(event, self.now, &mut actions);
             }
-            idle &= self.prefill.step(self.now, &mut actions).is_none();
+            idle &= self.prefill.step(&|| self.now, &mut actions).is_none();
             self.carry_out(actions);
             let mut actions = Vec::new();
             let event = self.to_decode.pop_front();
@@ -127,7 +127,7 @@ impl Pair {
             if let Some(event) = event {
                 self.decode.on(event, self.now, &mut actions);
             }
-            idle &= self.decode.step(self.now, &mut actions).is_none();
+            idle &= self.decode.step(&|| self.now, &mut actions).is_none();
             self.carry_out(actions);
             self.prefill.engine().check().expect("block accounting");
             self.decode.engine().check().expect("block accounting");

@@ -56,6 +56,15 @@ struct Job {
     first_token: Option<TokenId>,
 }
 
+/// An engine step, as its events are told of it.
+#[derive(Clone, Copy)]
+struct Step {
+    start: Now,
+    end: Now,
+    /// Sequences in the batch.
+    batch_size: u32,
+}
+
 /// A token as the engine reports it.
 struct Sampled {
     index: usize,
@@ -244,13 +253,13 @@ impl<M: Model> PrefillCore<M> {
         }
     }
 
-    fn take(&mut self, event: EngineEvent, batch_size: u32, now: Now, out: &mut Vec<Action>) {
+    fn take(&mut self, event: EngineEvent, step: Step, out: &mut Vec<Action>) {
         match event {
-            EngineEvent::Scheduled { id, cached } => self.issue(id, cached, now, out),
+            EngineEvent::Scheduled { id, cached } => self.issue(id, cached, step.start, out),
             EngineEvent::Sealed { id, .. } => self.pump_sequence(id, out),
             EngineEvent::Token { id, index, token, logprob, finish } => {
                 let sampled = Sampled { index, token, logprob, finish };
-                self.complete(id, sampled, batch_size, now, out);
+                self.complete(id, sampled, step, out);
             }
             EngineEvent::Failed { id, error } => self.end(id, &error, out),
         }
@@ -276,31 +285,24 @@ impl<M: Model> PrefillCore<M> {
     }
 
     /// All KV is sealed: the router gets the token, its call ends, and from now on the lease runs.
-    fn complete(
-        &mut self,
-        sequence: SequenceId,
-        sampled: Sampled,
-        batch_size: u32,
-        now: Now,
-        out: &mut Vec<Action>,
-    ) {
+    fn complete(&mut self, sequence: SequenceId, sampled: Sampled, step: Step, out: &mut Vec<Action>) {
         let Some(job) = self.jobs.get_mut(&sequence) else { return };
         job.first_token = Some(sampled.token);
-        let scheduled = job.scheduled.unwrap_or(now);
+        let scheduled = job.scheduled.unwrap_or(step.start);
         if let Some(call) = job.call.take() {
             self.calls.remove(&call);
             let token = Token {
                 index: sampled.index,
                 id: sampled.token,
                 logprob: sampled.logprob,
-                batch_size,
+                batch_size: step.batch_size,
                 queue_wait: scheduled.saturating_sub(job.arrived),
                 finish: sampled.finish,
             };
-            let prefill = now.saturating_sub(scheduled);
+            let prefill = step.end.saturating_sub(scheduled);
             out.push(Action::Prefill { call, item: PrefillItem::Done { token, prefill } });
             out.push(Action::Close { call, error: None });
-            self.holds.stream_closed(sequence, now);
+            self.holds.stream_closed(sequence, step.end);
         }
         if let Some(fetch) = self.holds.transfer(sequence) {
             if let Some(sending) = self.sendings.get_mut(&fetch) {
@@ -377,8 +379,9 @@ impl<M: Model> Core for PrefillCore<M> {
         }
     }
 
-    fn step(&mut self, now: Now, out: &mut Vec<Action>) -> Option<StepSize> {
-        self.expire(now, out);
+    fn step(&mut self, clock: &dyn Fn() -> Now, out: &mut Vec<Action>) -> Option<StepSize> {
+        let start = clock();
+        self.expire(start, out);
         if !self.engine.has_work() {
             self.last_batch = 0;
             return None;
@@ -389,8 +392,10 @@ impl<M: Model> Core for PrefillCore<M> {
             self.engine.interrupt().clear();
         }
         self.last_batch = batch_sequences;
+        let step = Step { start, end: clock(), batch_size: batch_sequences as u32 };
+        self.now = step.end;
         for event in events {
-            self.take(event, batch_sequences as u32, now, out);
+            self.take(event, step, out);
         }
         Some(StepSize { tokens: batch_tokens, sequences: batch_sequences })
     }

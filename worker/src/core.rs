@@ -1,7 +1,7 @@
 //! What a worker's sans-IO core and its shell say to each other.
 //!
 //! A core owns one engine and every rule of the hand-off: leases, fences, admission, phases of cancellation. It is
-//! driven by `on(event, now)` and `step(now)`, never waits, and never sees a socket or a clock. The shell runs it on
+//! driven by `on(event, now)` and `step(clock)`, never waits, and sees neither a socket nor any time but what it is given. The shell runs it on
 //! the engine's own thread, turns gRPC calls into events and actions into gRPC items, and adds nothing. The
 //! simulation drives the very same cores over a network of its own, in virtual time.
 
@@ -135,7 +135,9 @@ pub trait Core: Send + 'static {
     fn on(&mut self, event: Event, now: Now, out: &mut Vec<Action>);
 
     /// Runs one engine step if there is work; appends what is to be done. `None` when there was none.
-    fn step(&mut self, now: Now, out: &mut Vec<Action>) -> Option<StepSize>;
+    ///
+    /// A step takes time, so it gets a clock to read before and after, where an event gets the time it came at.
+    fn step(&mut self, clock: &dyn Fn() -> Now, out: &mut Vec<Action>) -> Option<StepSize>;
 
     /// True when `step` would compute something.
     fn has_work(&self) -> bool;

@@ -155,8 +155,8 @@ impl EngineLoop {
             return false;
         }
         self.sole_prefill.publish(self.core.sole_prefill());
-        let (now, start) = (self.now(), Instant::now());
-        let size = self.core.step(now, &mut self.actions);
+        let start = Instant::now();
+        let size = self.core.step(&|| self.clock.now(), &mut self.actions);
         self.sole_prefill.withdraw();
         let Some(size) = size else { return false };
         self.meters.stepped(size, start.elapsed());

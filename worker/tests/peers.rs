@@ -36,7 +36,7 @@ impl Core for Starter {
         }
     }
 
-    fn step(&mut self, _now: Now, _out: &mut Vec<Action>) -> Option<StepSize> {
+    fn step(&mut self, _clock: &dyn Fn() -> Now, _out: &mut Vec<Action>) -> Option<StepSize> {
         None
     }
 

@@ -19,7 +19,7 @@ impl Core for Fragile {
         assert!(!matches!(event, Event::Fence { .. }), "no fences here");
     }
 
-    fn step(&mut self, _now: Now, _out: &mut Vec<Action>) -> Option<StepSize> {
+    fn step(&mut self, _clock: &dyn Fn() -> Now, _out: &mut Vec<Action>) -> Option<StepSize> {
         None
     }
 

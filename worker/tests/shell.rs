@@ -55,7 +55,7 @@ impl Core for Script {
         (self.on_event)(&event, out);
     }
 
-    fn step(&mut self, _now: Now, out: &mut Vec<Action>) -> Option<StepSize> {
+    fn step(&mut self, _clock: &dyn Fn() -> Now, out: &mut Vec<Action>) -> Option<StepSize> {
         self.armed = false;
         let step = self.on_step.as_mut()?;
         Some(step(&self.interrupt, out))

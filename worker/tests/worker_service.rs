@@ -21,7 +21,7 @@ impl Core for Numbers {
         self.0 += usize::from(matches!(event, Event::Fence { .. }));
     }
 
-    fn step(&mut self, _now: Now, _out: &mut Vec<Action>) -> Option<StepSize> {
+    fn step(&mut self, _clock: &dyn Fn() -> Now, _out: &mut Vec<Action>) -> Option<StepSize> {
         None
     }
 

@@ -144,7 +144,7 @@ impl World {
         let worker = &mut self.workers[index];
         worker.is_stepping = false;
         worker.owner.pass(now);
-        worker.core.step(now, &mut actions);
+        worker.core.step(&|| now, &mut actions);
         self.carry_out(index, actions)
     }
 

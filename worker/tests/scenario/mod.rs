@@ -197,16 +197,16 @@ impl<C: Core> Stage<C> {
             "drop" => Event::Dropped { call: command.call(0) },
             "drain" => Event::Drain,
             "step" => {
-                self.core.step(self.now, out);
+                self.core.step(&|| self.now, out);
                 return true;
             }
             "interrupted" => {
                 self.core.interrupt().raise();
-                self.core.step(self.now, out);
+                self.core.step(&|| self.now, out);
                 return true;
             }
             "run" => {
-                while self.core.step(self.now, out).is_some() {}
+                while self.core.step(&|| self.now, out).is_some() {}
                 return true;
             }
             "wait" => {
