@@ -69,16 +69,18 @@ impl Models {
     /// Asks again every so often, and at once when the members change. Never returns.
     pub(crate) async fn keep(mut self, every: Duration) {
         let mut members = self.routers.members();
-        let mut known = true;
+        let mut known = None;
         loop {
             match self.refresh().await {
-                Ok(()) => known = true,
+                Ok(()) => known = Some(true),
                 Err(error) => {
                     // Said once per outage, not once per try.
-                    if known {
-                        tracing::warn!(%error, "models not learnt");
+                    match known {
+                        None => tracing::info!(%error, "waiting for a router"),
+                        Some(true) => tracing::warn!(%error, "models not learnt"),
+                        Some(false) => {}
                     }
-                    known = false;
+                    known = Some(false);
                 }
             }
             tokio::select! {

@@ -75,6 +75,7 @@ fn report(change: &Change) {
         ChangeKind::Live(epoch) => info!(role, address, %epoch, "worker is live"),
         ChangeKind::Restarted(epoch) => info!(role, address, %epoch, "worker was restarted"),
         ChangeKind::Draining => info!(role, address, "worker drains"),
+        ChangeKind::Absent(error) => info!(role, address, %error, "worker does not answer yet"),
         ChangeKind::Lost(error) => warn!(role, address, %error, "worker is lost"),
         ChangeKind::Refused(error) => {
             meters::refused(error.reason);

@@ -62,7 +62,9 @@ pub enum ChangeKind {
     Restarted(WorkerEpoch),
     /// It has begun to shut down.
     Draining,
-    /// It does not answer.
+    /// It has not answered so far: it may still be loading.
+    Absent(Error),
+    /// It does not answer any more.
     Lost(Error),
     /// It does not match its pool.
     Refused(Error),
@@ -165,6 +167,7 @@ impl Worker {
             WorkerState::Unknown => None,
             WorkerState::Live => Some(ChangeKind::Live(self.description.as_ref()?.epoch)),
             WorkerState::Draining => Some(ChangeKind::Draining),
+            WorkerState::Lost if self.description.is_none() => self.lost.clone().map(ChangeKind::Absent),
             WorkerState::Lost => self.lost.clone().map(ChangeKind::Lost),
             WorkerState::Refused => self.refused.clone().map(ChangeKind::Refused),
         }

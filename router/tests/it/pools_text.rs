@@ -106,6 +106,7 @@ fn shown(change: &Change) -> String {
         ChangeKind::Live(epoch) => format!("{role} {address} is live in epoch {}", epoch.0),
         ChangeKind::Restarted(epoch) => format!("{role} {address} was restarted: epoch {}", epoch.0),
         ChangeKind::Draining => format!("{role} {address} drains"),
+        ChangeKind::Absent(error) => format!("{role} {address} does not answer yet: {}", error.message),
         ChangeKind::Lost(error) => format!("{role} {address} is lost: {}", error.message),
         ChangeKind::Refused(error) => format!("{role} {address} is refused: {error}"),
     }
