@@ -80,7 +80,7 @@ pub(crate) fn prefill(network: &Network, worker: &str, generation: Generation) -
     let attempt = generation.attempt;
     let time_left = generation.time_left;
     let mut request = Request::new(wire::PrefillRequest { generation: Some(generation.into()) });
-    request.set_timeout(time_left);
+    node::set_time_left(&mut request, time_left);
     let opened = async move {
         let answer = client.prefill(request).await;
         if answer.is_ok() {
@@ -113,7 +113,7 @@ pub(crate) fn decode(
     let message =
         wire::DecodeRequest { generation: Some(generation.into()), handoff: handoff.map(Into::into) };
     let mut request = Request::new(message);
-    request.set_timeout(time_left);
+    node::set_time_left(&mut request, time_left);
     let opened = async move {
         let answer = client.decode(request).await;
         heard::<Decode>(attempt, answer.map(tonic::Response::into_inner))

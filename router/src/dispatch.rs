@@ -443,6 +443,11 @@ impl Dispatch {
     fn end(&mut self, result: Result<(), Error>, out: &mut Vec<Action>) {
         if let Phase::Running(running) = &mut self.phase {
             running.drop_calls(out);
+            // A decode call that was dropped on its way never arrives, and then nobody but us can end the hold.
+            if let Some(worker) = running.owner_of_untaken() {
+                let (request, attempt) = (self.generation.request.clone(), self.generation.attempt.next());
+                out.push(Action::Fence { worker: worker.to_owned(), request, attempt });
+            }
         }
         self.phase = Phase::Finished;
         out.push(Action::Finish(result.clone()));

@@ -315,18 +315,28 @@ impl Pools {
     }
 
     /// The models that a request could be placed for now, each as a worker describes it.
+    ///
+    /// The context is the shortest among a model's live workers, so that what fits it fits wherever it is placed.
     pub fn served_models(&self, mode: PlacementMode) -> Vec<ModelDescription> {
-        let mut models: BTreeMap<&str, &ModelDescription> = BTreeMap::new();
+        let mut models: BTreeMap<&str, ModelDescription> = BTreeMap::new();
         for worker in self.workers.iter().filter(|worker| worker.role == Role::Decode) {
             let Some(description) = &worker.description else { continue };
             let model = &description.model;
             let prefill =
                 mode != PlacementMode::Split || self.next(Role::Prefill, &model.name, &[]).is_some();
             if prefill && worker.state() == WorkerState::Live {
-                models.entry(model.name.as_str()).or_insert(model);
+                models.entry(model.name.as_str()).or_insert_with(|| model.clone());
             }
         }
-        models.into_values().cloned().collect()
+        for worker in self.workers.iter().filter(|worker| worker.state() == WorkerState::Live) {
+            let described = worker.description.as_ref().map(|description| &description.model);
+            if let Some(described) = described
+                && let Some(model) = models.get_mut(described.name.as_str())
+            {
+                model.context_len = model.context_len.min(described.context_len);
+            }
+        }
+        models.into_values().collect()
     }
 
     /// Addresses of the workers that answer and match their pool, draining ones last.

@@ -227,6 +227,12 @@ impl Running {
         }
     }
 
+    /// The prefill worker, if it has issued a hand-off that decode is not known to have taken.
+    pub(super) fn owner_of_untaken(&self) -> Option<&str> {
+        let owner = self.placement.prefill.as_ref().filter(|_| self.decode != Call::Unmade && !self.admitted);
+        owner.map(|worker| worker.address.as_str())
+    }
+
     /// The workers that know of this attempt.
     pub(super) fn called(&self) -> impl Iterator<Item = &str> {
         let prefill = self.placement.prefill.as_ref().filter(|_| self.prefill != Call::Unmade);

@@ -1,7 +1,7 @@
 //! `testdata/pools.txt`: what pools are told, and what they make of it.
 
 use expect_test::expect_file;
-use proto::{Digest, Error, KvDtype, WorkerEpoch};
+use proto::{Digest, Error, KvDtype, ModelDescription, WorkerEpoch};
 use router::pools::{Change, ChangeKind, Placement, PlacementMode, Pools};
 
 use crate::script::{self, Command};
@@ -46,7 +46,8 @@ impl Scene {
             }
             ["models"] => {
                 let mode = command.get("mode").unwrap_or_default();
-                self.pools.served_models(mode).into_iter().map(|model| model.name).collect()
+                let shown = |model: ModelDescription| format!("{}, {} tokens", model.name, model.context_len);
+                self.pools.served_models(mode).into_iter().map(shown).collect()
             }
             ["addresses"] => self.pools.live_addresses(),
             words => panic!("no such command: {words:?}"),
@@ -73,6 +74,7 @@ impl Scene {
             command.get("block_tokens").unwrap_or(description.layout.block_tokens);
         description.protocol = command.get("protocol").unwrap_or(description.protocol);
         description.epoch = WorkerEpoch(command.get("epoch").unwrap_or(1));
+        description.model.context_len = command.get("context").unwrap_or(description.model.context_len);
         description.draining = command.get("draining").unwrap_or(false);
         description.model.name = command.get("model").unwrap_or(description.model.name);
         self.pools.described(name, description).iter().map(shown).collect()
