@@ -19,6 +19,14 @@ use tonic::body::Body;
 
 const HEADER: &str = "grpc-timeout";
 
+/// Longest time that a call says it has left: `grpc-timeout` has no room for much more, and nobody waits for it.
+const TIME_LEFT_MAX: Duration = Duration::from_hours(24 * 30);
+
+/// Gives a call what is left of its request's deadline, as the header that every transport here obeys.
+pub fn set_time_left<T>(request: &mut tonic::Request<T>, time_left: Duration) {
+    request.set_timeout(time_left.min(TIME_LEFT_MAX));
+}
+
 /// Makes the call, and ends it at the deadline that its header names.
 pub(crate) async fn bounded<F>(
     request: Request<Body>,
@@ -136,6 +144,14 @@ mod tests {
         let mut headers = HeaderMap::new();
         headers.insert(HEADER, value.parse().expect("a header value"));
         timeout(&headers)
+    }
+
+    #[test]
+    fn a_time_without_end_is_a_long_one() {
+        let mut request = tonic::Request::new(());
+        set_time_left(&mut request, Duration::MAX);
+        let header = request.metadata().get(HEADER).expect("a header").to_str().expect("text").to_owned();
+        assert_eq!(read(&header), Ok(Some(TIME_LEFT_MAX)));
     }
 
     #[test]

@@ -44,7 +44,7 @@ impl FromStr for DiscoverySource {
         let message = match value.split_once(':') {
             Some(("fixed", file)) if !file.is_empty() => return Ok(Self::Fixed(file.into())),
             Some(("etcd", _)) => "etcd is not built in yet, use fixed:FILE".to_owned(),
-            _ => format!("expected fixed:FILE or etcd:ENDPOINTS, got {value:?}"),
+            _ => format!("expected fixed:FILE, got {value:?}"),
         };
         Err(Error::option("--discovery", message))
     }

@@ -30,6 +30,7 @@ pub mod telemetry;
 pub use address::Listener;
 pub use clock::Clock;
 pub use context::Context;
+pub use deadline::set_time_left;
 pub use discovery::{DiscoverySource, Member};
 pub use error::Error;
 pub use fail_point::{arm_fail_points, fail_point, fail_point_blocking};

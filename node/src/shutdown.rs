@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use tokio::sync::{Notify, watch};
 
@@ -28,6 +28,8 @@ pub struct Shutdown {
 struct Shared {
     /// Whose end comes before this one's.
     upstream: Option<Shutdown>,
+    /// Those that stop with this one.
+    downstream: Mutex<Vec<Weak<Shared>>>,
     phase: watch::Sender<Phase>,
     busy: AtomicUsize,
     quiet: Notify,
@@ -51,6 +53,7 @@ impl Shutdown {
     fn with_upstream(upstream: Option<Self>) -> Self {
         let shared = Shared {
             upstream,
+            downstream: Mutex::new(Vec::new()),
             phase: watch::channel(Phase::Running).0,
             busy: AtomicUsize::new(0),
             quiet: Notify::new(),
@@ -63,12 +66,15 @@ impl Shutdown {
     /// is idle, so that work already taken upstream can still come, and stops with this one.
     pub fn downstream(&self) -> (Self, impl Future<Output = ()> + Send + 'static) {
         let (upstream, downstream) = (self.clone(), Self::with_upstream(Some(self.clone())));
+        let known = Arc::downgrade(&downstream.shared);
+        self.shared.downstream.lock().unwrap_or_else(PoisonError::into_inner).push(known);
+        if self.is_stopped() {
+            downstream.stop();
+        }
         let follower = downstream.clone();
         let follow = async move {
             upstream.idle().await;
             follower.drain();
-            upstream.stopped().await;
-            follower.stop();
         };
         (downstream, follow)
     }
@@ -81,6 +87,10 @@ impl Shutdown {
     /// From now on: no work at all. Every task of [`crate::Tasks`] is dropped where it stands.
     pub fn stop(&self) {
         self.advance(Phase::Stopped);
+        let downstream = self.shared.downstream.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        for shared in downstream.iter().filter_map(Weak::upgrade) {
+            Self { shared }.stop();
+        }
     }
 
     /// Stops because of a fault, which [`crate::Process::finished`] then returns. The first fault is kept.

@@ -73,8 +73,8 @@ fn sources_are_parsed() {
     assert_eq!("fixed:a.toml".parse::<DiscoverySource>().unwrap(), DiscoverySource::Fixed("a.toml".into()));
     for (value, expected) in [
         ("etcd:http://127.0.0.1:2379", "etcd is not built in yet"),
-        ("fixed:", "expected fixed:FILE or etcd:ENDPOINTS, got \"fixed:\""),
-        ("members.toml", "expected fixed:FILE or etcd:ENDPOINTS"),
+        ("fixed:", "expected fixed:FILE, got \"fixed:\""),
+        ("members.toml", "expected fixed:FILE"),
     ] {
         let error = value.parse::<DiscoverySource>().unwrap_err().to_string();
         assert!(error.starts_with("--discovery: ") && error.contains(expected), "{error}");

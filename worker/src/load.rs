@@ -145,7 +145,7 @@ fn load_gguf(config: &Config, role: Role, path: &Path) -> Result<Loaded, Error> 
         dtype: KvDtype::F16,
         block_tokens: config.block_tokens,
     };
-    let model = ModelDescription {
+    let mut model = ModelDescription {
         name: served_name(config, path),
         fingerprint: file.fingerprint,
         tokenizer: file.tokenizer_digest,
@@ -154,6 +154,7 @@ fn load_gguf(config: &Config, role: Role, path: &Path) -> Result<Loaded, Error> 
         numerics: cpu::NUMERICS.to_owned(),
     };
     let engine = Engine::new(decoder, engine_config(config, &model, layout))?;
+    model.context_len = servable(model.context_len, &engine);
     tracing::info!(
         model = model.name,
         fingerprint = %model.fingerprint,
@@ -174,7 +175,7 @@ fn load_sim(config: &Config, shape: SimConfig) -> Result<Loaded, Error> {
         dtype: KvDtype::F16,
         block_tokens: config.block_tokens,
     };
-    let model = ModelDescription {
+    let mut model = ModelDescription {
         name: config.served_name.clone().unwrap_or_else(|| "sim".to_owned()),
         fingerprint,
         tokenizer: sha256(&[]),
@@ -183,6 +184,7 @@ fn load_sim(config: &Config, shape: SimConfig) -> Result<Loaded, Error> {
         numerics: "sim".to_owned(),
     };
     let engine = Engine::new(SimModel::new(shape), engine_config(config, &model, layout))?;
+    model.context_len = servable(model.context_len, &engine);
     Ok(Loaded { engine: LoadedEngine::Sim(Box::new(engine)), model, tokenizer: Bytes::new() })
 }
 
@@ -212,6 +214,12 @@ fn engine_config(config: &Config, model: &ModelDescription, layout: KvLayout) ->
         prefix_seed: model.fingerprint,
         prefix_cache: config.prefix_cache,
     }
+}
+
+/// The longest sequence that the worker says it serves: what outgrows its whole arena would be refused late, after all
+/// the work.
+fn servable<M: Model>(context_len: usize, engine: &Engine<M>) -> usize {
+    context_len.min(engine.kv_counts().total * engine.layout().block_tokens)
 }
 
 /// Sequences of the full context that the default arena holds, memory permitting.

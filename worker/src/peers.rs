@@ -132,7 +132,7 @@ impl Peer {
         let owner = handoff.owner.clone();
         let lost = |status| peer_error(&owner, status);
         let mut request = Request::new(items::fetch_request(handoff, skip, time_left));
-        request.set_timeout(time_left);
+        node::set_time_left(&mut request, time_left);
         let mut stream = self.client(&owner).fetch(request).await.map_err(lost)?.into_inner();
         let window = Arc::new(Semaphore::new(self.window));
         let mut first_block = true;
