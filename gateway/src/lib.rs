@@ -30,7 +30,7 @@ mod bundle;
 
 use std::sync::Arc;
 
-use node::{Context, Error, Listener, Services, Serving, serve_grpc, serve_http};
+use node::{Context, Error, Listener, Services, Serving, Shutdown, serve_grpc, serve_http};
 use proto::wire::generation_service_server::GenerationServiceServer;
 use tokio::sync::{Notify, Semaphore, watch};
 
@@ -85,9 +85,18 @@ pub async fn bind(config: Config, context: Context) -> Result<Gateway, Error> {
     let generations = GenerationServiceServer::new(Generations { service: service.clone() });
     let grpc = serve_grpc(&grpc_listen, Services::new().add(node::limits!(generations)), &context).await?;
     let http = serve_http(&service.config.listen, crate::http::routes(service.clone()), &context).await?;
-    drop(context.tasks.spawn("models", models.keep(service.config.models_every)));
-    drop(context.tasks.spawn("readiness", readiness.keep()));
+    let models_every = service.config.models_every;
+    drop(context.tasks.spawn("models", until_draining(context.shutdown.clone(), models.keep(models_every))));
+    drop(context.tasks.spawn("readiness", until_draining(context.shutdown.clone(), readiness.keep())));
     Ok(Gateway { http, grpc })
+}
+
+/// What serves new requests only: it need not go on, nor complain, once none are taken.
+async fn until_draining(shutdown: Shutdown, task: impl Future<Output = ()>) {
+    tokio::select! {
+        () = task => {}
+        () = shutdown.draining() => {}
+    }
 }
 
 /// A gateway that serves.

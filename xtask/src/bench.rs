@@ -17,10 +17,16 @@ pub(crate) fn run(name: Name) -> Result<()> {
     let model = model::fetch(model::Name::Smollm2)?;
     match name {
         Name::Engine => {
-            let example = ["run", "--release", "--locked", "--package", "engine", "--example", "speed", "--"];
-            let mut speed = command("cargo", &example);
-            speed.arg(model);
-            run_to_end(speed)
+            let cores = std::thread::available_parallelism()?.get();
+            for threads in [1, cores] {
+                println!("── {threads} of {cores} cores");
+                let example =
+                    ["run", "--release", "--locked", "--package", "engine", "--example", "speed", "--"];
+                let mut speed = command("cargo", &example);
+                speed.arg(&model).arg(threads.to_string());
+                run_to_end(speed)?;
+            }
+            Ok(())
         }
     }
 }

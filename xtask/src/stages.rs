@@ -13,6 +13,7 @@ pub(crate) fn serve(arguments: &[String]) -> Result<()> {
     use std::os::unix::process::CommandExt as _;
 
     let model = model::fetch(Name::Smollm2)?;
+    eprintln!("building the release binary: minutes, the first time");
     run(command("cargo", &["build", "--release", "--locked", "--package", "baton"]))?;
     let binary = target().join("release/baton");
     let mut baton = command(&binary.to_string_lossy(), &["serve", "--model", &model.to_string_lossy()]);

@@ -39,6 +39,16 @@ const EMPTY_NAMES: [&str; 6] = ["utils", "util", "common", "helpers", "helper", 
 /// The only places where `unsafe` may stand.
 const UNSAFE_HOMES: [&str; 2] = ["engine/src/backend/", "checkpoint/src/map.rs"];
 
+/// Words that the sources of a folder may not have, and why.
+const FORBIDDEN_WORDS: [(&str, &[&str], &str); 2] = [
+    (
+        "engine/src/",
+        &["std::time", "std::net", "std::env", "std::fs", "async "],
+        "the engine has no clock, no socket, no environment, and never awaits",
+    ),
+    ("worker/src/", &["checkpoint::Text", "render_chat"], "only the gateway handles text"),
+];
+
 /// Longest a file may be, tests included.
 const LINES_MAX: usize = 900;
 
@@ -123,6 +133,13 @@ fn source(root: &Path, path: &Path, findings: &mut Vec<String>) -> Result<()> {
     if !text.starts_with("//!") {
         findings.push(format!("{shown}: does not start with a `//!` comment that says what it is for"));
     }
+    for (folder, words, why) in FORBIDDEN_WORDS {
+        let code = text.split("#[cfg(test)]").next().unwrap_or_default();
+        let found = words.iter().find(|word| shown.starts_with(folder) && code.contains(*word));
+        if let Some(word) = found {
+            findings.push(format!("{shown}: has `{word}`, but {why}"));
+        }
+    }
     let unsafe_block = concat!("unsafe", " {");
     let at_home = UNSAFE_HOMES.iter().any(|home| shown.starts_with(home));
     if text.contains(unsafe_block) && !at_home {
@@ -188,13 +205,14 @@ fn protos(root: &Path, findings: &mut Vec<String>) -> Result<()> {
 fn maps(root: &Path, findings: &mut Vec<String>) -> Result<()> {
     for map in ["ARCHITECTURE.md", "CONTRIBUTING.md", "README.md"] {
         let text = fs::read_to_string(root.join(map))?;
-        for quoted in text.split('`').skip(1).step_by(2) {
-            let is_path =
-                quoted.contains('/') && !quoted.contains([' ', '{', '<', '…']) && !quoted.starts_with('/');
-            // A path's first folder says whether it is one of ours: `target/` is made, `text/event-stream` is no path.
-            let first = quoted.split('/').next().unwrap_or_default();
-            if is_path && root.join(first).is_dir() && first != "target" && !root.join(quoted).exists() {
-                findings.push(format!("{map}: names `{quoted}`, which is not there"));
+        let quoted = text.split('`').skip(1).step_by(2);
+        let linked = text.split("](").skip(1).filter_map(|rest| rest.split(')').next());
+        for named in quoted.chain(linked) {
+            let is_path = named.contains('/') && !named.contains([' ', '{', '<', '…', ':']);
+            // `target/` is made by building; what starts with a slash is a path of the API.
+            let is_made = named.starts_with("target/") || named.starts_with('/');
+            if is_path && !is_made && !root.join(named).exists() {
+                findings.push(format!("{map}: names `{named}`, which is not there"));
             }
         }
     }

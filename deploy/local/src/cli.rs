@@ -64,7 +64,7 @@ struct ProcessOptions {
 
 #[derive(Args, Serialize)]
 struct ClusterOptions {
-    /// Where the other services are listed: fixed:FILE or etcd:ENDPOINTS
+    /// Where the other services are listed: fixed:FILE
     #[arg(long, value_name = "SOURCE")]
     discovery: Option<String>,
     /// Address to serve metrics at; none by default
@@ -256,7 +256,9 @@ pub(crate) fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Com
         } else {
             let text = error.to_string();
             let line = text.lines().next().unwrap_or_default();
-            eprintln!("baton: {}", line.strip_prefix("error: ").unwrap_or(line));
+            let tip = text.lines().find_map(|line| line.trim().strip_prefix("tip: "));
+            let tip = tip.map(|tip| format!("; {tip}")).unwrap_or_default();
+            eprintln!("baton: {}{tip}", line.strip_prefix("error: ").unwrap_or(line));
         }
         ExitCode::from(2)
     })

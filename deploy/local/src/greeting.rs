@@ -36,16 +36,16 @@ fn text(model: &str, http: SocketAddr, grpc: SocketAddr, metrics: SocketAddr) ->
     let calls = [
         (
             format!("/v2/models/{model}/generate_stream"),
-            r#"{"text_input": "The capital of France is", "parameters": {"max_new_tokens": 24}}"#.to_owned(),
+            r#"{"text_input": "The capital of France is", "parameters": {"max_new_tokens": 24, "do_sample": false}}"#.to_owned(),
         ),
         (
             "/generate".to_owned(),
-            r#"{"prompt": "The capital of France is", "max_tokens": 24, "stream": true}"#.to_owned(),
+            r#"{"prompt": "The capital of France is", "max_tokens": 24, "temperature": 0, "stream": true}"#.to_owned(),
         ),
         (
             "/v1/chat/completions".to_owned(),
             format!(
-                r#"{{"model": "{model}", "messages": [{{"role": "user", "content": "Name three colours."}}], "max_tokens": 48, "stream": true}}"#
+                r#"{{"model": "{model}", "messages": [{{"role": "user", "content": "What is the capital of Japan?"}}], "max_tokens": 48, "temperature": 0, "stream": true}}"#
             ),
         ),
     ];
