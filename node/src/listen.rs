@@ -18,6 +18,8 @@ use crate::{Error, Shutdown, Tasks};
 
 /// Most calls on one connection at a time. hyper's default of 200 would silently queue a busy router's calls.
 const STREAMS_MAX: u32 = 8192;
+/// Most bytes of a request's line and headers. More is answered with 431.
+const HEADER_BYTES_MAX: u32 = 64 << 10;
 /// Pause after a failed accept (out of file descriptors, mostly).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -119,13 +121,15 @@ pub(crate) async fn accept<S, B>(
 
 fn builder(protocol: Protocol, tasks: &Tasks) -> auto::Builder<Executor> {
     let mut builder = auto::Builder::new(Executor(tasks.clone()));
-    builder.http1().timer(TokioTimer::new());
+    // Bodies pass through the same buffer a piece at a time, so this bounds the headers alone.
+    builder.http1().timer(TokioTimer::new()).max_buf_size(HEADER_BYTES_MAX as usize);
     builder
         .http2()
         .timer(TokioTimer::new())
         .keep_alive_interval(protocol.keep_alive())
         .keep_alive_timeout(protocol.keep_alive())
         .max_frame_size(FRAME_BYTES_MAX)
+        .max_header_list_size(HEADER_BYTES_MAX)
         .initial_stream_window_size(STREAM_WINDOW_BYTES)
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
         .max_concurrent_streams(STREAMS_MAX);
