@@ -16,6 +16,9 @@ pub struct Config {
     pub requests_max: usize,
     /// Most bytes of a request's body.
     pub body_bytes_max: usize,
+    /// Longest that the whole of a request's body may take to arrive, seconds.
+    #[serde(with = "seconds", rename = "body_timeout_seconds")]
+    pub body_timeout: Duration,
     /// Total deadline of a request that names none, seconds.
     #[serde(with = "seconds", rename = "timeout_seconds")]
     pub timeout: Duration,
@@ -36,6 +39,7 @@ impl Default for Config {
             grpc_listen: "127.0.0.1:8001".to_owned(),
             requests_max: 1000,
             body_bytes_max: 32 << 20,
+            body_timeout: Duration::from_secs(30),
             timeout: Duration::from_mins(10),
             resume_window: Duration::from_secs(15),
             models_every: Duration::from_secs(1),
@@ -69,8 +73,15 @@ mod tests {
 
     #[test]
     fn durations_are_seconds_and_unknown_options_faults() {
-        let config: Config = serde_json::from_str(r#"{"timeout_seconds": 1.5, "requests_max": 3}"#).unwrap();
-        let expected = Config { timeout: Duration::from_millis(1500), requests_max: 3, ..Config::default() };
+        let config: Config =
+            serde_json::from_str(r#"{"timeout_seconds": 1.5, "body_timeout_seconds": 2, "requests_max": 3}"#)
+                .unwrap();
+        let expected = Config {
+            timeout: Duration::from_millis(1500),
+            body_timeout: Duration::from_secs(2),
+            requests_max: 3,
+            ..Config::default()
+        };
         assert_eq!(config, expected);
         let text = serde_json::to_string(&expected).unwrap();
         assert_eq!(serde_json::from_str::<Config>(&text).unwrap(), expected);

@@ -1,5 +1,7 @@
 //! What can go wrong with a request, before any API's words and status codes are put to it.
 
+use std::time::Duration;
+
 use proto::{Error, Reason};
 
 /// A refusal or failure. Each dialect writes it with its own status and error object.
@@ -30,6 +32,15 @@ pub enum Fault {
         /// Most bytes that are read.
         limit: usize,
     },
+    /// The body did not arrive in time.
+    #[error("body: not complete within {} s", .limit.as_secs_f64())]
+    BodyTimeout {
+        /// How long it may take.
+        limit: Duration,
+    },
+    /// The body is compressed, or coded in some other way.
+    #[error("content-encoding: only identity is taken, got {0:?}")]
+    Encoding(String),
     /// No route has this path.
     #[error("no such path: {0}")]
     Path(String),
@@ -68,7 +79,9 @@ impl Fault {
     pub fn reason(&self) -> Reason {
         match self {
             Self::Field { .. } | Self::Context { .. } | Self::Body(_) => Reason::InvalidArgument,
-            Self::BodyTooLarge { .. } | Self::Path(_) | Self::Method { .. } => Reason::InvalidArgument,
+            Self::BodyTooLarge { .. } | Self::Encoding(_) => Reason::InvalidArgument,
+            Self::Path(_) | Self::Method { .. } => Reason::InvalidArgument,
+            Self::BodyTimeout { .. } => Reason::Deadline,
             Self::Model(_) => Reason::ModelNotFound,
             Self::Busy { .. } => Reason::QueueFull,
             Self::NotReady(_) => Reason::WorkerLost,

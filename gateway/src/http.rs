@@ -5,13 +5,13 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
 use axum::Router;
-use axum::body::{Body, Bytes};
+use axum::body::{Body, Bytes, HttpBody};
 use axum::extract::rejection::{BytesRejection, FailedToBufferBody, PathRejection};
 use axum::extract::{DefaultBodyLimit, FromRequest, Path, Request, State};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use futures::FutureExt;
-use http::header::{CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER};
+use http::header::{CACHE_CONTROL, CONTENT_ENCODING, CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use tower_http::catch_panic::CatchPanicLayer;
 
@@ -21,7 +21,6 @@ use crate::dialect::openai::{self, OpenAi};
 use crate::dialect::triton::{self, Envelope};
 use crate::dialect::{Call, Events, Family, Writer, vllm};
 use crate::fault::Fault;
-use crate::resume::past_deadline;
 use crate::service::{Service, Ticket};
 
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
@@ -31,6 +30,9 @@ const IS_RECOMPUTE: HeaderName = HeaderName::from_static("is-recompute");
 
 /// Tells OpenAI's clients whether to try again.
 const SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
+
+/// Most characters of a header that a fault shows.
+const SHOWN_CHARS_MAX: usize = 40;
 
 type Shared = State<Arc<Service>>;
 
@@ -166,18 +168,34 @@ async fn answer<F: Family, W: Writer>(
     Ok(Out::Whole(writer.whole(answer.started(), &whole)))
 }
 
+/// The whole body. What its headers already rule out is refused before any of it is read.
 async fn read_body(service: &Service, request: Request) -> Result<Bytes, Fault> {
-    let limit = service.config.body_bytes_max;
-    let read = tokio::time::timeout(service.config.timeout, Bytes::from_request(request, &()));
-    match read.await {
+    let config = &service.config;
+    let too_large = Fault::BodyTooLarge { limit: config.body_bytes_max };
+    check_encoding(request.headers())?;
+    if request.body().size_hint().lower() > config.body_bytes_max as u64 {
+        return Err(too_large);
+    }
+    let limit = config.body_timeout.min(config.timeout);
+    match tokio::time::timeout(limit, Bytes::from_request(request, &())).await {
         Ok(body) => body.map_err(|rejection| match rejection {
-            BytesRejection::FailedToBufferBody(FailedToBufferBody::LengthLimitError(_)) => {
-                Fault::BodyTooLarge { limit }
-            }
+            BytesRejection::FailedToBufferBody(FailedToBufferBody::LengthLimitError(_)) => too_large,
             other => Fault::Body(other.body_text()),
         }),
-        Err(_) => Err(past_deadline().into()),
+        Err(_) => Err(Fault::BodyTimeout { limit }),
     }
+}
+
+/// Checks that the body is not coded.
+fn check_encoding(headers: &HeaderMap) -> Result<(), Fault> {
+    for value in headers.get_all(CONTENT_ENCODING) {
+        let text = String::from_utf8_lossy(value.as_bytes());
+        let mut codings = text.split(',').map(str::trim).filter(|coding| !coding.is_empty());
+        if let Some(coding) = codings.find(|coding| !coding.eq_ignore_ascii_case("identity")) {
+            return Err(Fault::Encoding(coding.chars().take(SHOWN_CHARS_MAX).collect()));
+        }
+    }
+    Ok(())
 }
 
 /// Sends an answer piece by piece. Each event is a chunk of its own, so that clients that take a chunk for an event

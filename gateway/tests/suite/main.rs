@@ -4,5 +4,6 @@
 
 mod apis;
 mod faults;
+mod limits;
 mod resume;
 mod support;
