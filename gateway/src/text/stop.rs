@@ -3,8 +3,10 @@
 //! The automaton of Aho and Corasick (*Efficient string matching*, 1975): its state is the longest end of the text
 //! that begins a stop string, so the depth of the state is exactly what must be held back, and no more.
 
-use std::collections::BTreeMap;
 use std::collections::VecDeque;
+
+/// The node of the empty beginning, which is no child: as a child it means none.
+const ROOT: u32 = 0;
 
 /// Cuts a text before (or after) the first stop string in it, wherever the pieces' borders fall. Of several, the
 /// one that is complete first wins; of those complete at the same character, the longest.
@@ -12,55 +14,69 @@ pub struct StopStrings {
     nodes: Vec<Node>,
     include: bool,
     /// Where the automaton stands after all text so far.
-    state: usize,
+    state: u32,
     /// The end of the text that may yet be part of a stop string; as long as the state is deep.
     held: String,
 }
 
-/// A beginning of some stop string.
-#[derive(Default)]
+/// A beginning of some stop string. Small, as there is one for each byte that a client sends.
+#[derive(Clone, Copy, Default)]
 struct Node {
-    next: BTreeMap<u8, usize>,
+    /// The last byte of this.
+    byte: u8,
+    /// The first of the beginnings that are one byte longer; [`ROOT`] for none.
+    child: u32,
+    /// The next that differs from this in the last byte alone; [`ROOT`] for none.
+    sibling: u32,
     /// The longest proper end of this that begins a stop string.
-    fail: usize,
+    fail: u32,
     /// Bytes of this.
-    depth: usize,
+    depth: u32,
     /// Bytes of the longest stop string that this ends with; 0 for none.
-    ends: usize,
+    ends: u32,
 }
 
 impl StopStrings {
     /// For these strings; empty ones are ignored. With `include` the text ends after the string, not before it.
+    /// Takes time and memory in proportion to all strings together.
+    ///
+    /// # Panics
+    /// When they have 4 GiB in all.
     pub fn new(strings: &[String], include: bool) -> Self {
         let mut nodes = vec![Node::default()];
         for string in strings.iter().filter(|string| !string.is_empty()) {
             insert(&mut nodes, string);
         }
-        let mut stops = Self { nodes, include, state: 0, held: String::new() };
+        let mut stops = Self { nodes, include, state: ROOT, held: String::new() };
         stops.link();
         stops
     }
 
     /// Computes `fail` and `ends`, shorter beginnings first.
     fn link(&mut self) {
-        let mut queue: VecDeque<usize> = self.nodes[0].next.values().copied().collect();
+        let mut queue = VecDeque::from([ROOT]);
         while let Some(parent) = queue.pop_front() {
-            let children: Vec<(u8, usize)> = self.nodes[parent].next.iter().map(|(b, n)| (*b, *n)).collect();
-            for (byte, child) in children {
-                let fail = self.step(self.nodes[parent].fail, byte);
-                self.nodes[child].fail = fail;
-                self.nodes[child].ends = self.nodes[child].ends.max(self.nodes[fail].ends);
+            let Node { mut child, fail: parent_fail, .. } = self.nodes[parent as usize];
+            while child != ROOT {
+                let Node { byte, sibling, .. } = self.nodes[child as usize];
+                // A single byte has no proper end but the empty one.
+                let fail = if parent == ROOT { ROOT } else { self.step(parent_fail, byte) };
+                let shorter = self.nodes[fail as usize].ends;
+                let node = &mut self.nodes[child as usize];
+                node.fail = fail;
+                node.ends = node.ends.max(shorter);
                 queue.push_back(child);
+                child = sibling;
             }
         }
     }
 
-    fn step(&self, mut state: usize, byte: u8) -> usize {
+    fn step(&self, mut state: u32, byte: u8) -> u32 {
         loop {
-            match self.nodes[state].next.get(&byte) {
-                Some(next) => return *next,
-                None if state == 0 => return 0,
-                None => state = self.nodes[state].fail,
+            match next(&self.nodes, state, byte) {
+                Some(next) => return next,
+                None if state == ROOT => return ROOT,
+                None => state = self.nodes[state as usize].fail,
             }
         }
     }
@@ -72,7 +88,7 @@ impl StopStrings {
         self.held.push_str(text);
         for (at, byte) in text.bytes().enumerate() {
             self.state = self.step(self.state, byte);
-            let Node { ends, .. } = self.nodes[self.state];
+            let ends = self.nodes[self.state as usize].ends as usize;
             if ends > 0 {
                 let end = before + at + 1;
                 // Both are borders of characters: a stop string is whole characters.
@@ -81,7 +97,7 @@ impl StopStrings {
                 return true;
             }
         }
-        let certain = self.held.len() - self.nodes[self.state].depth;
+        let certain = self.held.len() - self.nodes[self.state as usize].depth as usize;
         out.extend(self.held.drain(..certain));
         false
     }
@@ -89,24 +105,31 @@ impl StopStrings {
     /// No more text comes: appends what was held back.
     pub fn finish(&mut self, out: &mut String) {
         out.push_str(&std::mem::take(&mut self.held));
-        self.state = 0;
+        self.state = ROOT;
     }
 }
 
-fn insert(nodes: &mut Vec<Node>, string: &str) {
-    let mut at = 0;
-    for (depth, byte) in string.bytes().enumerate() {
-        at = match nodes[at].next.get(&byte) {
-            Some(next) => *next,
-            None => {
-                let new = nodes.len();
-                nodes[at].next.insert(byte, new);
-                nodes.push(Node { depth: depth + 1, ..Node::default() });
-                new
-            }
-        };
+/// The beginning that is this one and the byte.
+fn next(nodes: &[Node], at: u32, byte: u8) -> Option<u32> {
+    let mut child = nodes[at as usize].child;
+    while child != ROOT && nodes[child as usize].byte != byte {
+        child = nodes[child as usize].sibling;
     }
-    nodes[at].ends = string.len();
+    (child != ROOT).then_some(child)
+}
+
+fn insert(nodes: &mut Vec<Node>, string: &str) {
+    let mut at = ROOT;
+    for byte in string.bytes() {
+        at = next(nodes, at, byte).unwrap_or_else(|| {
+            let new = u32::try_from(nodes.len()).expect("stop strings of less than 4 GiB");
+            let Node { child, depth, .. } = nodes[at as usize];
+            nodes[at as usize].child = new;
+            nodes.push(Node { byte, sibling: child, depth: depth + 1, ..Node::default() });
+            new
+        });
+    }
+    nodes[at as usize].ends = nodes[at as usize].depth;
 }
 
 #[cfg(test)]
