@@ -55,13 +55,11 @@ impl Answer {
         admitted: Admitted,
         arrived: Duration,
     ) -> Result<Self, Fault> {
-        let Admitted { mut generation, prompt_text } = admitted;
+        let Admitted { mut generation, prompt_text, transcript } = admitted;
         let now = service.clock.now();
-        let deadline = arrived.saturating_add(request.timeout.unwrap_or(service.config.timeout));
+        let deadline = arrived.saturating_add(request.deadline(service.config.timeout));
         generation.time_left = deadline.saturating_sub(now);
-        let mut transcript = Transcript::new(&model.text, &request.stop, request.skip_special_tokens);
         let prompt_tokens = generation.prompt_len();
-        transcript.replay(&generation.tokens[prompt_tokens..]);
         let timing = (generation.generated == 0).then_some(Timing::First);
         let mut answer = Self {
             started: Started { model, prompt_tokens, prompt_text },

@@ -4,6 +4,12 @@ use std::time::Duration;
 
 use proto::{FinishReason, SamplingParams, Token, TokenId};
 
+/// Least repetition penalty: below it single precision has no full digits, and a division by it no bounds.
+pub const REPETITION_PENALTY_MIN: f32 = f32::MIN_POSITIVE;
+
+/// Longest deadline. Nobody waits for it, and no clock or wire format overflows at it.
+pub const TIMEOUT_MAX: Duration = Duration::from_hours(24 * 30);
+
 /// A request for text, parsed and within its API's ranges; whether it fits the model is left to admission.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Request {
@@ -44,6 +50,11 @@ impl Request {
             echo: false,
             names,
         }
+    }
+
+    /// Its total deadline, where `default` stands for none: at most [`TIMEOUT_MAX`].
+    pub fn deadline(&self, default: Duration) -> Duration {
+        self.timeout.unwrap_or(default).min(TIMEOUT_MAX)
     }
 }
 
@@ -90,7 +101,7 @@ pub enum MaxTokens {
 /// What ends the text besides its length.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Stop {
-    /// Strings, none empty; the first to be complete in the text ends it.
+    /// Strings; the first to be complete in the text ends it. Admission checks them, whatever the dialect.
     pub strings: Vec<String>,
     /// Token ids.
     pub token_ids: Vec<TokenId>,
@@ -107,6 +118,10 @@ pub struct FieldNames {
     pub prompt: &'static str,
     /// Most tokens to generate.
     pub max_tokens: &'static str,
+    /// Stop strings.
+    pub stop: &'static str,
+    /// Stop tokens.
+    pub stop_token_ids: &'static str,
     /// The model.
     pub model: &'static str,
 }

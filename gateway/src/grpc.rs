@@ -18,12 +18,18 @@ use uuid::Uuid;
 use crate::answer::Answer;
 use crate::dialect::Family;
 use crate::dialect::mindie::{MindIe, check_id};
-use crate::domain::{FieldNames, MaxTokens, Piece, Prompt, Request, Stop};
+use crate::domain::{FieldNames, MaxTokens, Piece, Prompt, REPETITION_PENALTY_MIN, Request, Stop};
 use crate::fault::Fault;
 use crate::metrics;
 use crate::service::{Service, Ticket};
 
-const NAMES: FieldNames = FieldNames { prompt: "prompt", max_tokens: "max_tokens", model: "model" };
+const NAMES: FieldNames = FieldNames {
+    prompt: "prompt",
+    max_tokens: "max_tokens",
+    stop: "stop",
+    stop_token_ids: "stop_token_ids",
+    model: "model",
+};
 
 const DIALECT: &str = "grpc";
 
@@ -135,8 +141,8 @@ fn parse(wire: GenerateRequest) -> Result<(String, Request), Fault> {
     if wire.max_tokens == Some(0) {
         return Err(Fault::field("max_tokens", "expected at least 1, got 0"));
     }
-    if wire.stop.iter().any(String::is_empty) {
-        return Err(Fault::field("stop", "expected strings of at least 1 character, got an empty one"));
+    if wire.timeout_us == Some(0) {
+        return Err(Fault::field("timeout_us", "expected at least 1, got 0"));
     }
     let sampling = wire.sampling.unwrap_or_default();
     let seed = sampling.seed;
@@ -180,7 +186,13 @@ fn check_sampling(sampling: &SamplingParams) -> Result<(), Fault> {
         &|value| (Excluded(0.0), Included(1.0)).contains(value),
         "a number in (0, 1]",
     )?;
-    check("repetition_penalty", sampling.repetition_penalty, &|value| *value > 0.0, "more than 0")?;
+    let expected = format!("at least {REPETITION_PENALTY_MIN:e}");
+    check(
+        "repetition_penalty",
+        sampling.repetition_penalty,
+        &|value| *value >= REPETITION_PENALTY_MIN,
+        &expected,
+    )?;
     check("presence_penalty", sampling.presence_penalty, &penalty, "a number in [-2, 2]")?;
     check("frequency_penalty", sampling.frequency_penalty, &penalty, "a number in [-2, 2]")
 }
@@ -211,12 +223,17 @@ mod tests {
             (GenerateRequest::default(), "prompt: is required"),
             (GenerateRequest { id: Some("a b".into()), ..text("x") }, "id: expected"),
             (GenerateRequest { max_tokens: Some(0), ..text("x") }, "max_tokens: expected at least 1"),
-            (GenerateRequest { stop: vec![String::new()], ..text("x") }, "stop: expected strings"),
+            (GenerateRequest { timeout_us: Some(0), ..text("x") }, "timeout_us: expected at least 1, got 0"),
             (sampled(|s| s.temperature = Some(-1.0)), "sampling.temperature: expected at least 0, got -1"),
             (sampled(|s| s.temperature = Some(f32::NAN)), "sampling.temperature: "),
             (sampled(|s| s.top_k = Some(0)), "sampling.top_k: "),
             (sampled(|s| s.top_p = Some(0.0)), "sampling.top_p: "),
             (sampled(|s| s.repetition_penalty = Some(0.0)), "sampling.repetition_penalty: "),
+            (
+                sampled(|s| s.repetition_penalty = Some(1e-40)),
+                "sampling.repetition_penalty: expected at least 1.1754944e-38, got 0.0000",
+            ),
+            (sampled(|s| s.temperature = Some(f32::INFINITY)), "sampling.temperature: "),
             (sampled(|s| s.presence_penalty = Some(2.5)), "sampling.presence_penalty: "),
             (sampled(|s| s.frequency_penalty = Some(-2.5)), "sampling.frequency_penalty: "),
         ] {

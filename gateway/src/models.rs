@@ -8,7 +8,7 @@ use checkpoint::{Text, TokenizerBundle};
 use node::Tasks;
 use proto::wire::worker_client::WorkerClient;
 use proto::wire::{GetTokenizerRequest, ListModelsRequest};
-use proto::{Digest, Error, ModelDescription, Reason};
+use proto::{Digest, Error, ModelDescription, Reason, TokenId};
 use tokio::sync::watch;
 
 use crate::route::Routers;
@@ -25,6 +25,8 @@ pub struct Model {
     pub description: ModelDescription,
     /// Its tokenizer and chat template.
     pub text: Arc<Text>,
+    /// See [`token_bytes_max`].
+    pub token_bytes_max: usize,
 }
 
 /// What is served now.
@@ -52,8 +54,8 @@ impl Served {
 pub(crate) struct Models {
     routers: Arc<Routers>,
     tasks: Tasks,
-    /// Opened tokenizers of the models that are served.
-    texts: HashMap<Digest, Arc<Text>>,
+    /// Opened tokenizers of the models that are served, each with its [`token_bytes_max`].
+    texts: HashMap<Digest, (Arc<Text>, usize)>,
     served: watch::Sender<Served>,
 }
 
@@ -103,8 +105,8 @@ impl Models {
             if models.iter().any(|model| model.description.name == description.name) {
                 continue;
             }
-            let text = self.text(&description, &workers).await?;
-            models.push(Arc::new(Model { description, text }));
+            let (text, token_bytes_max) = self.text(&description, &workers).await?;
+            models.push(Arc::new(Model { description, text, token_bytes_max }));
         }
         self.texts.retain(|digest, _| models.iter().any(|model| model.description.tokenizer == *digest));
         self.served.send_if_modified(|served| {
@@ -137,7 +139,11 @@ impl Models {
     }
 
     /// The model's tokenizer: kept, or from the first worker that has it.
-    async fn text(&mut self, model: &ModelDescription, workers: &[String]) -> Result<Arc<Text>, Error> {
+    async fn text(
+        &mut self,
+        model: &ModelDescription,
+        workers: &[String],
+    ) -> Result<(Arc<Text>, usize), Error> {
         let digest = model.tokenizer;
         if let Some(text) = self.texts.get(&digest) {
             return Ok(text.clone());
@@ -147,9 +153,14 @@ impl Models {
             let fetched = self.fetch(worker, digest).await;
             match fetched.and_then(|bundle| check_vocabulary(model, &bundle).map(|()| bundle)) {
                 Ok(bundle) => {
-                    let opened = self.tasks.spawn_blocking("open-tokenizer", move || bundle.open()).await?;
-                    let text =
-                        Arc::new(opened.map_err(|error| Error::new(Reason::Internal, error.to_string()))?);
+                    let open = move || {
+                        bundle.open().map(|text| {
+                            let bytes_max = token_bytes_max(&text);
+                            (Arc::new(text), bytes_max)
+                        })
+                    };
+                    let opened = self.tasks.spawn_blocking("open-tokenizer", open).await?;
+                    let text = opened.map_err(|error| Error::new(Reason::Internal, error.to_string()))?;
                     tracing::info!(model = model.name, worker, %digest, "tokenizer fetched");
                     self.texts.insert(digest, text.clone());
                     return Ok(text);
@@ -188,6 +199,21 @@ impl Models {
         };
         self.tasks.spawn_blocking("read-tokenizer", read).await?
     }
+}
+
+/// Most bytes of a text that become one token, or `usize::MAX` when there is no such bound: a vocabulary that lacks
+/// some byte may drop what it cannot spell, or put any length of it into one unknown token.
+pub fn token_bytes_max(text: &Text) -> usize {
+    let mut spelt = [false; 256];
+    let mut longest = 0;
+    for id in 0..text.vocab_size() {
+        let bytes = text.token_bytes(id as TokenId).unwrap_or_default();
+        longest = longest.max(bytes.len());
+        if let [byte] = bytes {
+            spelt[usize::from(*byte)] = true;
+        }
+    }
+    if spelt == [true; 256] { longest } else { usize::MAX }
 }
 
 fn check_vocabulary(model: &ModelDescription, bundle: &TokenizerBundle) -> Result<(), Error> {

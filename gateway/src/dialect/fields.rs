@@ -111,14 +111,6 @@ impl Fields {
         self.read(name, &expected, |value| unsigned(value, integers).filter(|n| range.contains(n)))
     }
 
-    /// An integer of 64 bits, signed or not; a negative one by its two's complement.
-    pub(crate) fn bits(&mut self, name: &str) -> Result<Option<u64>, Fault> {
-        let integers = self.integers;
-        self.read(name, "an integer of 64 bits", |value| {
-            unsigned(value, integers).or_else(|| signed(value, integers).map(i64::cast_unsigned))
-        })
-    }
-
     /// A signed integer within the range.
     pub(crate) fn signed(&mut self, name: &str, range: RangeInclusive<i64>) -> Result<Option<i64>, Fault> {
         let integers = self.integers;
@@ -148,21 +140,23 @@ pub(crate) fn unexpected(path: &str, expected: &str, value: &Value) -> Fault {
     Fault::field(path, format!("expected {expected}, got {}", shown(value)))
 }
 
+/// Up to here every integer has a number of double precision to itself. Beyond, a number that was written with a
+/// fraction, an exponent or too many digits may stand for another integer than the one that was meant.
+const EXACT_BELOW: f64 = (1_u64 << f64::MANTISSA_DIGITS) as f64;
+
 /// An unsigned integer, if the value is one.
 pub(crate) fn unsigned(value: &Value, integers: Integers) -> Option<u64> {
-    let exact = 2f64.powi(64);
-    value.as_u64().or_else(|| {
-        let number = value.as_f64().filter(|_| integers == Integers::Whole)?;
-        (number.fract() == 0.0 && (0.0..exact).contains(&number)).then_some(number as u64)
-    })
+    value.as_u64().or_else(|| whole(value, integers)?.try_into().ok())
 }
 
 fn signed(value: &Value, integers: Integers) -> Option<i64> {
-    let exact = 2f64.powi(63);
-    value.as_i64().or_else(|| {
-        let number = value.as_f64().filter(|_| integers == Integers::Whole)?;
-        (number.fract() == 0.0 && (-exact..exact).contains(&number)).then_some(number as i64)
-    })
+    value.as_i64().or_else(|| whole(value, integers))
+}
+
+/// The integer that a number with a fraction or an exponent is.
+fn whole(value: &Value, integers: Integers) -> Option<i64> {
+    let number = value.as_f64().filter(|_| integers == Integers::Whole && value.is_f64())?;
+    (number.fract() == 0.0 && number.abs() < EXACT_BELOW).then_some(number as i64)
 }
 
 /// A value as a fault shows it: its content where that is short, else what kind it is.
@@ -182,8 +176,8 @@ fn described(range: &impl RangeBounds<f32>) -> String {
     let mut text = "a number".to_owned();
     let (low, high) = (range.start_bound(), range.end_bound());
     let written = match low {
-        Bound::Included(low) => write!(text, " of at least {low}"),
-        Bound::Excluded(low) => write!(text, " greater than {low}"),
+        Bound::Included(low) => write!(text, " of at least {}", bound(*low)),
+        Bound::Excluded(low) => write!(text, " greater than {}", bound(*low)),
         Bound::Unbounded => Ok(()),
     };
     let and = if matches!(low, Bound::Unbounded) { "" } else { " and" };
@@ -194,6 +188,11 @@ fn described(range: &impl RangeBounds<f32>) -> String {
     });
     written.expect("writing to a string does not fail");
     text
+}
+
+/// A bound in digits that can be read: 0.000001, but 1e-7.
+fn bound(value: f32) -> String {
+    if value != 0.0 && value.abs() < 1e-6 { format!("{value:e}") } else { value.to_string() }
 }
 
 #[cfg(test)]
@@ -223,6 +222,8 @@ mod tests {
             (json!(true), None, None),
             (json!("5"), None, None),
             (json!(1e30), None, None),
+            (json!(9_007_199_254_740_991.0), None, Some((1 << 53) - 1)),
+            (json!(9_007_199_254_740_992.0), None, None),
             (json!(u64::MAX), Some(u64::MAX), Some(u64::MAX)),
         ] {
             assert_eq!(unsigned(&value, Integers::Strict), strict, "{value}");

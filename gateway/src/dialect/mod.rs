@@ -88,7 +88,9 @@ pub(crate) mod tests {
             vocab_size: TokenizerBundle::vocab_size(&bundle),
             numerics: "test".to_owned(),
         };
-        let model = Model { description, text: Arc::new(bundle.open().unwrap()) };
+        let text = Arc::new(bundle.open().unwrap());
+        let token_bytes_max = crate::models::token_bytes_max(&text);
+        let model = Model { description, text, token_bytes_max };
         Started { model: Arc::new(model), prompt_tokens, prompt_text: prompt_text.map(ToOwned::to_owned) }
     }
 

@@ -1,8 +1,10 @@
-//! Bodies that are refused before they are read, and bodies that never end, over real sockets.
+//! What a client cannot make the gateway do: wait for bodies for ever, read or keep too much, count past the end.
 
 use std::time::{Duration, Instant};
 
-use serde_json::Value;
+use proto::wire::GenerateRequest;
+use proto::wire::generate_request::Prompt;
+use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
@@ -57,7 +59,7 @@ async fn a_body_that_never_ends_is_given_up_and_holds_neither_place_nor_drain() 
         assert_eq!((status, message.as_str()), (408, "body: not complete within 0.3 s"), "{path}");
     }
     cluster.script.says("ok");
-    let (status, _) = cluster.answer("/generate", &serde_json::json!({"prompt": "x"})).await;
+    let (status, _) = cluster.answer("/generate", &json!({"prompt": "x"})).await;
     assert_eq!(status, 200, "the place is free again");
 
     let socket = begin(&cluster, "/generate", 100, "{").await;
@@ -84,7 +86,7 @@ async fn a_body_that_says_it_is_too_long_is_refused_unread() {
 async fn a_coded_body_is_refused_by_name() {
     let cluster = Cluster::start(&["r0"], |_| ()).await;
     let send = |path: &str, coding: &'static str| {
-        let body = serde_json::json!({"prompt": "x"}).to_string();
+        let body = json!({"prompt": "x"}).to_string();
         cluster.client().post(cluster.url(path)).header("content-encoding", coding).body(body).send()
     };
     for path in paths() {
@@ -98,4 +100,67 @@ async fn a_coded_body_is_refused_by_name() {
     for coding in ["identity", "Identity", ""] {
         assert_eq!(send("/generate", coding).await.unwrap().status(), 200, "{coding:?}");
     }
+}
+
+#[tokio::test]
+async fn long_stops_are_refused_on_every_route() {
+    let cluster = Cluster::start(&["r0"], |_| ()).await;
+    let long = "a".repeat(6_000_000);
+    let expected = "stop: expected at most 32768 characters in all, got 6000000";
+    let chat = json!({"messages": [{"role": "user", "content": "x"}], "stop": long});
+    for (path, body, status) in [(CHAT, chat, 400), ("/generate", json!({"prompt": "x", "stop": long}), 422)]
+    {
+        let response = cluster.post(path, &body).await;
+        assert_eq!(response.status(), status);
+        assert_eq!(message(path, &response.json().await.unwrap()), expected);
+    }
+    let prompt = || Some(Prompt::Text("x".into()));
+    let refused = |request| async { cluster.grpc().generate(request).await.unwrap_err() };
+    let status = refused(GenerateRequest { prompt: prompt(), stop: vec![long], ..Default::default() }).await;
+    assert_eq!((status.code(), status.message()), (tonic::Code::InvalidArgument, expected));
+    let many = vec!["ab".to_owned(); 1025];
+    let status = refused(GenerateRequest { prompt: prompt(), stop: many, ..Default::default() }).await;
+    assert_eq!(status.message(), "stop: expected at most 1024 strings, got 1025");
+    let ids = vec![1; 1025];
+    let status =
+        refused(GenerateRequest { prompt: prompt(), stop_token_ids: ids, ..Default::default() }).await;
+    assert_eq!(status.message(), "stop_token_ids: expected at most 1024 token ids, got 1025");
+    assert!(cluster.script.take_seen().is_empty(), "nothing of this reached a router");
+}
+
+#[tokio::test]
+async fn a_deadline_beyond_all_clocks_is_a_month() {
+    let cluster = Cluster::start(&["r0"], |_| ()).await;
+    cluster.script.says("ok");
+    let within = |timeout: u64| GenerateRequest {
+        prompt: Some(Prompt::Text("x".into())),
+        timeout_us: Some(timeout),
+        ..Default::default()
+    };
+    for timeout in [1 << 63, u64::MAX] {
+        let mut answer = cluster.grpc().generate(within(timeout)).await.unwrap().into_inner();
+        while answer.message().await.unwrap().is_some() {}
+        let (_, generation) = cluster.script.take_seen().remove(0);
+        let month = Duration::from_hours(30 * 24);
+        assert!(generation.time_left <= month && generation.time_left + Duration::from_mins(1) > month);
+    }
+    let status = cluster.grpc().generate(within(0)).await.unwrap_err();
+    assert_eq!(
+        (status.code(), status.message()),
+        (tonic::Code::InvalidArgument, "timeout_us: expected at least 1, got 0")
+    );
+}
+
+#[tokio::test]
+async fn a_prompt_that_cannot_fit_is_refused_in_no_time() {
+    let cluster = Cluster::start(&["r0"], |_| ()).await;
+    let started = Instant::now();
+    let response = cluster.post("/generate", &json!({"prompt": "ab c".repeat(1 << 20)})).await;
+    assert_eq!(response.status(), 422);
+    let told = message("/generate", &response.json().await.unwrap());
+    assert_eq!(
+        told,
+        "prompt: the prompt has 4194304 bytes, and the model's context of 64 tokens never holds more than 768"
+    );
+    assert!(started.elapsed() < Duration::from_secs(3), "{:?}", started.elapsed());
 }

@@ -1,6 +1,6 @@
 //! The request body of `/v1/chat/completions`.
 
-use std::ops::Bound::{Excluded, Included};
+use std::ops::Bound::Included;
 
 use proto::{SamplingParams, TokenId};
 use serde_json::Value;
@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::ChatWriter;
 use crate::dialect::fields::{Fields, Integers, shown, unexpected, unsigned};
 use crate::dialect::{Call, parts};
-use crate::domain::{FieldNames, MaxTokens, Message, Prompt, Request, Stop};
+use crate::domain::{FieldNames, MaxTokens, Message, Prompt, REPETITION_PENALTY_MIN, Request, Stop};
 use crate::fault::Fault;
 
 const ROUTE: &str = "/v1/chat/completions";
@@ -25,14 +25,20 @@ pub(crate) fn parse(body: &[u8]) -> Result<Call<ChatWriter>, Fault> {
     let model = fields.string("model")?;
     let (max_tokens, max_tokens_field) = max_tokens(&mut fields)?;
     let sampling = sampling(&mut fields)?;
-    let seed = fields.bits("seed")?;
+    let seed = fields.signed("seed", i64::MIN..=i64::MAX)?.map(i64::cast_unsigned);
     let stop = stop(&mut fields)?;
     let stream = fields.flag("stream")?.unwrap_or(false);
     let include_usage = include_usage(&mut fields, stream)?;
     refuse_what_is_not_served(&mut fields)?;
     fields.finish(ROUTE);
 
-    let names = FieldNames { prompt: "messages", max_tokens: max_tokens_field, model: "model" };
+    let names = FieldNames {
+        prompt: "messages",
+        max_tokens: max_tokens_field,
+        stop: "stop",
+        stop_token_ids: "stop_token_ids",
+        model: "model",
+    };
     let mut request = Request::new(Prompt::Chat(messages), names);
     request.model = model;
     request.sampling = sampling;
@@ -99,9 +105,7 @@ fn sampling(fields: &mut Fields) -> Result<SamplingParams, Fault> {
         temperature: fields.float("temperature", (Included(0.0), Included(2.0)))?.unwrap_or(1.0),
         top_k: top_k.filter(|k| *k > 0).map(|k| k as u32),
         top_p: top_p.max(f32::MIN_POSITIVE),
-        repetition_penalty: fields
-            .float("repetition_penalty", (Excluded(0.0), Included(2.0)))?
-            .unwrap_or(1.0),
+        repetition_penalty: fields.float("repetition_penalty", REPETITION_PENALTY_MIN..=2.0)?.unwrap_or(1.0),
         presence_penalty: fields.float("presence_penalty", penalty)?.unwrap_or(0.0),
         frequency_penalty: fields.float("frequency_penalty", penalty)?.unwrap_or(0.0),
         ..SamplingParams::default()
@@ -121,9 +125,6 @@ fn stop(fields: &mut Fields) -> Result<Stop, Fault> {
         Some(Value::Array(list)) => stop_list(&list)?,
         Some(other) => return Err(unexpected("stop", "a string or a list of strings", &other)),
     };
-    if strings.iter().any(String::is_empty) {
-        return Err(Fault::field("stop", "expected strings of at least 1 character, got an empty one"));
-    }
     let ids = fields.list("stop_token_ids")?.unwrap_or_default();
     let ids = ids.iter().enumerate().map(|(index, value)| {
         let id = unsigned(value, Integers::Whole).and_then(|id| TokenId::try_from(id).ok());
@@ -269,6 +270,28 @@ mod tests {
     }
 
     #[test]
+    fn a_seed_has_64_bits_with_sign_to_the_last_digit() {
+        let seed = |digits: &str| {
+            let body = format!(r#"{{"messages": [{{"role": "user", "content": "x"}}], "seed": {digits}}}"#);
+            parse(body.as_bytes()).map(|call| call.request.seed).map_err(|fault| fault.to_string())
+        };
+        for (digits, expected) in [
+            ("-9223372036854775808", 1 << 63),
+            ("9223372036854775807", i64::MAX.cast_unsigned()),
+            ("0", 0),
+            ("5.0", 5),
+        ] {
+            assert_eq!(seed(digits), Ok(Some(expected)), "{digits}");
+        }
+        for digits in
+            ["-9223372036854775809", "9223372036854775808", "18446744073709551616", "1e19", "-1e300"]
+        {
+            let fault = seed(digits).unwrap_err();
+            assert!(fault.starts_with("seed: expected an integer in [-9223372036854775808, "), "{fault}");
+        }
+    }
+
+    #[test]
     fn a_fault_names_its_field() {
         let message = |message: Value| json!({"messages": [message]});
         for (body, start) in [
@@ -304,8 +327,17 @@ mod tests {
             (json!({"frequency_penalty": -3}), "frequency_penalty: "),
             (json!({"repetition_penalty": 0}), "repetition_penalty: "),
             (json!({"top_k": -2}), "top_k: "),
-            (json!({"seed": "x"}), "seed: expected an integer of 64 bits"),
-            (json!({"stop": ""}), "stop: expected strings of at least 1"),
+            (
+                json!({"seed": "x"}),
+                "seed: expected an integer in [-9223372036854775808, 9223372036854775807]",
+            ),
+            (json!({"seed": 1_u64 << 63}), "seed: expected an integer"),
+            (
+                json!({"repetition_penalty": 1e-45}),
+                "repetition_penalty: expected a number of at least 1.1754944e-38",
+            ),
+            (json!({"repetition_penalty": 1e-40}), "repetition_penalty: "),
+            (json!({"temperature": 1e39}), "temperature: "),
             (json!({"stop": ["a", "b", "c", "d", "e"]}), "stop: expected at most 4 strings, got 5"),
             (json!({"stop": [1]}), "stop[0]: expected a string"),
             (json!({"stop_token_ids": [-1]}), "stop_token_ids[0]: expected a token id"),

@@ -12,11 +12,16 @@ use super::response::{Earlier, Shape};
 use crate::dialect::fields::{Fields, Integers, unexpected, unsigned};
 use crate::dialect::mindie::{COUNT, check_id, check_prompt};
 use crate::dialect::{Call, parts};
-use crate::domain::{FieldNames, MaxTokens, Prompt, Request};
+use crate::domain::{FieldNames, MaxTokens, Prompt, REPETITION_PENALTY_MIN, Request};
 use crate::fault::Fault;
 
-const NAMES: FieldNames =
-    FieldNames { prompt: "text_input", max_tokens: "parameters.max_new_tokens", model: "model" };
+const NAMES: FieldNames = FieldNames {
+    prompt: "text_input",
+    max_tokens: "parameters.max_new_tokens",
+    stop: "parameters.stop",
+    stop_token_ids: "parameters.stop_token_ids",
+    model: "model",
+};
 
 const MAX_NEW_TOKENS: u64 = 20;
 
@@ -101,7 +106,7 @@ impl Parameters {
         let details = fields.flag("details")?.unwrap_or(false);
         let do_sample = fields.flag("do_sample")?;
         let max_new_tokens = fields.integer("max_new_tokens", COUNT)?.unwrap_or(MAX_NEW_TOKENS) as usize;
-        let repetition_penalty = fields.float("repetition_penalty", (Excluded(0.0), Included(f32::MAX)))?;
+        let repetition_penalty = fields.float("repetition_penalty", REPETITION_PENALTY_MIN..=f32::MAX)?;
         let seed = fields.integer("seed", 1..=u64::MAX)?;
         let temperature = fields.float("temperature", (Excluded(1e-6), Included(f32::MAX)))?;
         let top_k = fields.integer("top_k", COUNT)?;
@@ -252,7 +257,18 @@ mod tests {
             ("details", vec![json!(1), json!("true")]),
             ("do_sample", vec![json!(0)]),
             ("max_new_tokens", vec![json!(0), json!(-1), json!(2_147_483_648_u64), json!(5.0), json!(true)]),
-            ("repetition_penalty", vec![json!(0), json!(-0.5), json!("1"), json!(1e300)]),
+            (
+                "repetition_penalty",
+                vec![
+                    json!(0),
+                    json!(1e-45),
+                    json!(1e-40),
+                    json!(1e-300),
+                    json!(-0.5),
+                    json!("1"),
+                    json!(1e300),
+                ],
+            ),
             ("seed", vec![json!(0), json!(-1), json!(1.5)]),
             ("temperature", vec![json!(0), json!(1e-6), json!(1e300), json!(false)]),
             ("top_k", vec![json!(0), json!(-1), json!(2_147_483_648_u64)]),
