@@ -442,11 +442,13 @@ impl Dispatch {
     /// The only place that says the end.
     fn end(&mut self, result: Result<(), Error>, out: &mut Vec<Action>) {
         if let Phase::Running(running) = &mut self.phase {
+            let owner = running.owner_of_untaken().map(str::to_owned);
             running.drop_calls(out);
-            // A decode call that was dropped on its way never arrives, and then nobody but us can end the hold.
-            if let Some(worker) = running.owner_of_untaken() {
+            // A decode call that was dropped on its way never arrives, and a prefill call that is dropped while its
+            // last item is on the way is no news to its worker. Then nobody but us can end the hold.
+            if let Some(worker) = owner {
                 let (request, attempt) = (self.generation.request.clone(), self.generation.attempt.next());
-                out.push(Action::Fence { worker: worker.to_owned(), request, attempt });
+                out.push(Action::Fence { worker, request, attempt });
             }
         }
         self.phase = Phase::Finished;

@@ -227,9 +227,11 @@ impl Running {
         }
     }
 
-    /// The prefill worker, if it has issued a hand-off that decode is not known to have taken.
+    /// The prefill worker, if it has or may have issued a hand-off that decode is not known to have taken. Asked
+    /// before the calls are dropped: while the prefill call is open, a hand-off may be on its way here.
     pub(super) fn owner_of_untaken(&self) -> Option<&str> {
-        let owner = self.placement.prefill.as_ref().filter(|_| self.decode != Call::Unmade && !self.admitted);
+        let may_be_issued = self.prefill == Call::Open || self.decode != Call::Unmade;
+        let owner = self.placement.prefill.as_ref().filter(|_| may_be_issued && !self.admitted);
         owner.map(|worker| worker.address.as_str())
     }
 
