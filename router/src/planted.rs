@@ -21,11 +21,13 @@ pub enum Bug {
     NoFence,
     /// A retry leaves the calls of the failed attempt open.
     CallsOutliveAttempt,
+    /// The end of a request leaves a hand-off that nobody took to its lease.
+    EndLeavesHandoff,
 }
 
 impl Bug {
     /// Every bug.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::AttemptNotRaised,
         Self::EmitUnorderedTokens,
         Self::FirstTokenNotAwaited,
@@ -33,6 +35,7 @@ impl Bug {
         Self::RetryLosesTokens,
         Self::NoFence,
         Self::CallsOutliveAttempt,
+        Self::EndLeavesHandoff,
     ];
 }
 

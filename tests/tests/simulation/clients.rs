@@ -7,7 +7,8 @@ use proto::{Attempt, Error, Generation, Reason, RequestId};
 use router::dispatch::Emission;
 
 use crate::checks::{Check, Violation, ensure};
-use crate::network::{Answer, Ask, CallKey, Purpose};
+use crate::network::{Answer, Ask, CallKey, KEEP_ALIVE, Purpose};
+use crate::relief::RELIEF;
 use crate::table::Fault;
 use crate::workers::MODEL_NAME;
 use crate::world::{GATEWAY, Node, What, World};
@@ -24,11 +25,18 @@ pub(crate) struct Client {
     tokens: usize,
     outcome: Option<Result<(), Error>>,
     pub(crate) over_at: Option<Duration>,
+    /// A fault has struck one of the request's calls.
+    pub(crate) is_disturbed: bool,
 }
 
 impl Client {
     pub(crate) fn is_over(&self) -> bool {
         self.outcome.is_some()
+    }
+
+    /// The end came long enough ago for everybody to know it.
+    pub(crate) fn is_relieved(&self, now: Duration) -> bool {
+        self.over_at.is_some_and(|at| at + RELIEF <= now)
     }
 
     pub(crate) fn has_arrived(&self) -> bool {
@@ -124,6 +132,7 @@ impl World {
         if let Some(call) = client.call.take() {
             self.cancel(call);
         }
+        self.push(RELIEF, What::Relieved(request, Attempt(u32::MAX)));
         self.note(|_| format!("## r{request} is over: {outcome:?}"));
         Ok(())
     }
@@ -172,7 +181,9 @@ impl World {
         }
         if dies && let Some(call) = self.clients[request].call.take() {
             self.calls[call].at_caller = false;
-            let after = if self.rng.percent(50) { self.delay() } else { crate::network::KEEP_ALIVE };
+            let is_silent = self.rng.percent(50);
+            let after = if is_silent { KEEP_ALIVE } else { self.delay() };
+            self.clients[request].is_disturbed |= is_silent;
             self.push(after, What::ServerLost(call));
         }
         self.client_over(request, Err(Error::new(Reason::Cancelled, "the client left")))?;

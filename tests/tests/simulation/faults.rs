@@ -165,6 +165,7 @@ impl World {
         if let Some(phase) = phase.filter(|_| struck) {
             self.table.count(fault, phase);
         }
+        self.is_disturbed |= struck && fault.disturbs_the_network();
         Ok(())
     }
 
@@ -299,6 +300,9 @@ impl World {
             self.table.count(fault, phase);
         }
         self.note(|_| format!("** {fault:?} strikes #{key}"));
+        if fault.disturbs_a_call() {
+            self.clients[armed.request].is_disturbed = true;
+        }
         let What::Item(_, answer, is_bad) = what else { return Some(fault) };
         let Answer::Fetch(item) = &mut **answer else { return Some(fault) };
         let bit = self.rng.below(8);

@@ -18,7 +18,8 @@
 //!   and nothing new was needed for that;
 //! - **I5** every way out of every phase frees what it has to;
 //! - **I6** nothing outlives its deadline anywhere;
-//! - **I7** what ends on one side ends on the other with the same event;
+//! - **I7** what ends on one side ends on the other with the same event; where no connection was disturbed, an end
+//!   that a router or a client knows is everybody's soon after, without a lease or a deadline;
 //! - **I8** a client gets exactly one end: all tokens, or an error;
 //! - and at last the cluster, whole again, serves one more request.
 //!
@@ -33,6 +34,7 @@ mod network;
 mod oracle;
 mod plan;
 mod planted;
+mod relief;
 mod rng;
 mod routers;
 mod table;

@@ -1,8 +1,9 @@
 //! The virtual network: calls between nodes, the time their messages take, and what may happen to them.
 //!
 //! A call is a question and a stream of answers, as in gRPC: answers come in order, then one end; either side learns
-//! when the connection under it breaks. Messages take up to the schedule's latency. What a connection guarantees,
-//! faults take away: see [`Fault`].
+//! when the connection under it breaks. Messages take up to the schedule's latency. A call that its opener gives up
+//! while the question is on its way may have reached its server for a moment, or never: what was not sent yet is not
+//! sent any more, and no server hears of it. What a connection guarantees, faults take away: see [`Fault`].
 
 use std::time::Duration;
 
@@ -21,6 +22,9 @@ pub(crate) const KEEP_ALIVE: Duration = Duration::from_secs(2);
 
 /// How long connecting, and a question with one answer, may take.
 pub(crate) const SHORT_CALL: Duration = Duration::from_secs(1);
+
+/// Of a hundred calls that are given up while their question is on its way, those that never arrive.
+const UNSENT: usize = 50;
 
 /// What opens a call.
 #[derive(Clone, Debug)]
@@ -156,11 +160,17 @@ impl World {
         }
     }
 
-    /// Gives the call up at its caller.
+    /// Gives the call up at its caller. Where the question is still on its way, it may never arrive.
     pub(crate) fn cancel(&mut self, key: CallKey) {
-        if std::mem::take(&mut self.calls[key].at_caller) {
-            self.transmit(key, Class::Cancel, What::ServerLost(key));
+        if !std::mem::take(&mut self.calls[key].at_caller) {
+            return;
         }
+        if self.calls[key].is_opening && self.rng.percent(UNSENT) {
+            self.calls[key].is_opening = false;
+            self.note(|_| format!("** #{key} is given up before it was sent"));
+            return;
+        }
+        self.transmit(key, Class::Cancel, What::ServerLost(key));
     }
 
     /// Sends one message, with what befalls it.

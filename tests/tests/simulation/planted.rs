@@ -13,7 +13,7 @@ pub(crate) enum Planted {
 }
 
 /// Each bug, and what it does wrong.
-pub(crate) const ALL: [(Planted, &str); 22] = [
+pub(crate) const ALL: [(Planted, &str); 23] = [
     (Planted::Worker(WorkerBug::NoFencing), "no attempt is refused for a later one"),
     (Planted::Worker(WorkerBug::RenewalByStaleAttempt), "a fenced attempt may renew"),
     (Planted::Worker(WorkerBug::EpochNotChecked), "a reference of another life is believed"),
@@ -36,6 +36,7 @@ pub(crate) const ALL: [(Planted, &str); 22] = [
     (Planted::Router(RouterBug::RetryLosesTokens), "a replay starts without the tokens that are out"),
     (Planted::Router(RouterBug::NoFence), "workers of a failed attempt are not fenced"),
     (Planted::Router(RouterBug::CallsOutliveAttempt), "calls of a failed attempt stay open"),
+    (Planted::Router(RouterBug::EndLeavesHandoff), "a hand-off that nobody took is left to its lease"),
 ];
 
 impl Planted {

@@ -10,6 +10,7 @@ use worker::core::{DecodeItem, PrefillItem};
 
 use crate::checks::{Check, DispatchWatch, ensure};
 use crate::network::{Answer, Ask, CallKey, Purpose};
+use crate::relief::RELIEF;
 use crate::world::{Node, What, World};
 
 /// How often workers are asked how they are.
@@ -74,8 +75,11 @@ impl World {
         for action in actions {
             self.route(index, node, key, action);
         }
-        if is_finished {
-            self.routers[index].requests.remove(&key);
+        if is_finished
+            && let Some(routed) = self.routers[index].requests.remove(&key)
+            && let Some(request) = self.calls[key].request
+        {
+            self.push(RELIEF, What::Relieved(request, routed.dispatch.generation().attempt));
         }
         Ok(())
     }
@@ -217,6 +221,12 @@ impl World {
             }
             _ => Ok(()),
         }
+    }
+
+    /// True while the router works on that request.
+    pub(crate) fn is_routed(&self, request: usize) -> bool {
+        let keys = self.routers.iter().flat_map(|router| router.requests.keys());
+        keys.into_iter().any(|&key| self.calls[key].request == Some(request))
     }
 
     fn pools_changed(&mut self, index: usize, changes: &[Change]) -> Check {

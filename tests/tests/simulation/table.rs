@@ -106,6 +106,26 @@ impl Fault {
     ];
 }
 
+impl Fault {
+    /// Calls of any request may fail: who has to hear of its end may not, or not soon.
+    pub(crate) fn disturbs_the_network(self) -> bool {
+        matches!(
+            self,
+            Self::BrokenConnection
+                | Self::Partition
+                | Self::SilentPeer
+                | Self::PrefillCrash
+                | Self::DecodeCrash
+                | Self::RouterCrash
+        )
+    }
+
+    /// The same of calls of the request at which it is aimed.
+    pub(crate) fn disturbs_a_call(self) -> bool {
+        matches!(self, Self::Delay | Self::Loss | Self::Duplicate | Self::Reorder)
+    }
+}
+
 /// Faults that struck, by phase.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Table {

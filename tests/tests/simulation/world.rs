@@ -4,7 +4,7 @@ use std::cmp::{Ordering, Reverse};
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::time::Duration;
 
-use proto::{Error, WorkerEpoch};
+use proto::{Attempt, Error, WorkerEpoch};
 
 use crate::checks::{Check, Truth, ensure};
 use crate::clients::Client;
@@ -62,6 +62,8 @@ pub(crate) enum What {
     Tick(Node, u32, CallKey),
     /// A dispatch should be over.
     Audit(Node, u32, CallKey),
+    /// Nothing of the request up to that attempt should be left anywhere.
+    Relieved(usize, Attempt),
     /// A router asks the workers how they are.
     Poll(Node, u32),
     ClientTick(usize),
@@ -123,6 +125,8 @@ pub(crate) struct World {
     pub(crate) captured: Vec<proto::Handoff>,
     /// Restarts and healings that are still to come.
     pub(crate) healing: usize,
+    /// A fault has struck that may keep the news of a request's end from a worker.
+    pub(crate) is_disturbed: bool,
     /// Routers look at the workers; no more once everything is to come to rest.
     pub(crate) is_polling: bool,
     pub(crate) table: Table,
@@ -173,6 +177,7 @@ impl World {
             entered: vec![Default::default(); requests],
             captured: Vec::new(),
             healing: 0,
+            is_disturbed: false,
             is_polling: true,
             table: Table::default(),
             events: 0,
@@ -327,6 +332,7 @@ impl World {
             What::Wake(node, life) if self.nodes[node.0].is_life(life) => self.wake(node),
             What::Tick(node, life, call) if self.nodes[node.0].is_life(life) => self.tick(node, call),
             What::Audit(node, life, call) if self.nodes[node.0].is_life(life) => self.audit(node, call),
+            What::Relieved(request, attempt) => self.check_relieved(request, attempt),
             What::Poll(node, life) if self.nodes[node.0].is_life(life) => {
                 self.poll(node);
                 Ok(())

@@ -145,6 +145,12 @@ impl DecodeWatch {
         }
     }
 
+    /// What is here of that request up to that attempt, if anything is.
+    pub(crate) fn remains(&self, request: &RequestId, attempt: Attempt) -> Option<String> {
+        let call = self.calls.values().find(|it| it.request == *request && it.attempt <= attempt);
+        call.map(|call| format!("a decode call of attempt {}", call.attempt.0))
+    }
+
     /// The core has answered an event or a step.
     pub(crate) fn check(&mut self, actions: &[Action], truth: Truth<'_>, by: &str) -> Check {
         let mut released: Vec<&Handoff> = Vec::new();

@@ -24,6 +24,7 @@ pub(crate) struct OwnerWatch {
 
 struct Prefill {
     request: RequestId,
+    attempt: Attempt,
     deadline: Duration,
     issued: Option<HandoffId>,
 }
@@ -67,8 +68,10 @@ impl OwnerWatch {
             Event::Prefill { call, generation } => {
                 let deadline = now + generation.time_left;
                 let request = generation.request.clone();
-                self.prefills.insert(*call, Prefill { request: request.clone(), deadline, issued: None });
-                self.fence(&request, generation.attempt);
+                let attempt = generation.attempt;
+                let prefill = Prefill { request: request.clone(), attempt, deadline, issued: None };
+                self.prefills.insert(*call, prefill);
+                self.fence(&request, attempt);
             }
             Event::Fence { request, attempt } => self.fence(request, *attempt),
             Event::Release { handoff } => self.end_exactly(handoff, "released"),
@@ -138,6 +141,16 @@ impl OwnerWatch {
     /// True while that request's KV is kept here.
     pub(crate) fn holds(&self, request: &RequestId) -> bool {
         self.holds.values().any(|hold| hold.ended.is_none() && hold.handoff.request == *request)
+    }
+
+    /// What is here of that request up to that attempt, if anything is.
+    pub(crate) fn remains(&self, request: &RequestId, attempt: Attempt) -> Option<String> {
+        let mut holds = self.holds.values().filter(|hold| hold.ended.is_none()).map(|hold| &hold.handoff);
+        let hold = holds.find(|it| it.request == *request && it.attempt <= attempt);
+        let mut prefills = self.prefills.values();
+        let prefill = prefills.find(|it| it.request == *request && it.attempt <= attempt);
+        hold.map(|handoff| format!("a hold of attempt {}", handoff.attempt.0))
+            .or_else(|| prefill.map(|prefill| format!("a prefill of attempt {}", prefill.attempt.0)))
     }
 
     /// The core has answered an event or a step.
