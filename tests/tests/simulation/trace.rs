@@ -47,7 +47,7 @@ impl World {
         let (from, to) = (self.name(call.from), self.name(call.to));
         let deaf = if self.is_heard(key) { "" } else { " (nobody listens)" };
         Some(match what {
-            What::Open(_) => format!("{from} -> {to}: #{key} {}", call.ask),
+            What::Open(_) if call.is_opening => format!("{from} -> {to}: #{key} {}", call.ask),
             What::Item(_, answer, _) => format!("{from} <- {to}: #{key} {answer}{deaf}"),
             What::End(_, Ok(())) => format!("{from} <- {to}: #{key} ends{deaf}"),
             What::End(_, Err(error)) => format!("{from} <- {to}: #{key} ends: {error}{deaf}"),
