@@ -273,6 +273,19 @@ async fn client_dies() {
     }
 }
 
+/// The decode call of a request that ends at its first token may never arrive, so its drop releases nothing. Holds are
+/// gone at once all the same, long before a lease would end them.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_of_one_token_leaves_nothing_behind() {
+    let cluster = cluster(None).await;
+    let asks: Vec<_> = (0..12).map(|round| Ask { max_tokens: 1, ..fresh(round) }).collect();
+    for answer in Client::new(cluster.grpc_port()).ask_all(&asks).await {
+        assert_eq!((answer.error, answer.tokens.len()), (None, 1));
+    }
+    let quiet = all_quiet(&cluster, "after requests of one token").await;
+    assert!(quiet < LEASE / 2, "holds ended by lease: quiet after {quiet:.1?}");
+}
+
 /// Posts a body and reads the stream until killed.
 const CLIENT: &str = "import sys, urllib.request as u; \
     r = u.urlopen(u.Request(sys.argv[1], sys.argv[2].encode())); \
