@@ -1,8 +1,5 @@
 //! Known-wrong behaviours, each switched on by name, that the simulation must catch.
-//!
-//! A checker that has never failed proves nothing. Every bug here is one line at the place where a correct engine
-//! does the right thing. Without the cargo feature `planted` the question is the constant `false`, and the line
-//! compiles to nothing.
+//! See [`proto::planted`].
 
 /// A planted bug.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,41 +31,4 @@ impl Bug {
     ];
 }
 
-#[cfg(feature = "planted")]
-mod switch {
-    use std::cell::Cell;
-
-    use super::Bug;
-
-    thread_local! {
-        static BUGS: Cell<u32> = const { Cell::new(0) };
-    }
-
-    /// True when the bug is switched on in this thread.
-    pub fn is(bug: Bug) -> bool {
-        BUGS.get() & (1 << bug as u32) != 0
-    }
-
-    /// Runs `body` with the bug switched on in this thread, also off again when `body` panics.
-    pub fn with<R>(bug: Bug, body: impl FnOnce() -> R) -> R {
-        struct Restore(u32);
-        impl Drop for Restore {
-            fn drop(&mut self) {
-                BUGS.set(self.0);
-            }
-        }
-        let _restore = Restore(BUGS.get());
-        BUGS.set(BUGS.get() | 1 << bug as u32);
-        body()
-    }
-}
-
-#[cfg(feature = "planted")]
-pub use switch::{is, with};
-
-/// Always false: the feature `planted` is off.
-#[cfg(not(feature = "planted"))]
-#[inline(always)]
-pub const fn is(_bug: Bug) -> bool {
-    false
-}
+proto::planted_switch!();

@@ -10,6 +10,7 @@ pub mod handoff;
 pub mod id;
 pub mod kv;
 pub mod placement;
+pub mod planted;
 pub mod request;
 pub mod worker;
 
