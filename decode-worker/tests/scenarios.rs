@@ -246,7 +246,8 @@ mod planted {
 
     #[test]
     fn each_changes_what_a_worker_does() {
-        check(Bug::ReleaseIgnoredOnReject, &format!("{WORKER}> drain\n{DECODE}"));
+        let other_fills_it = "> owner b.0 tokens=56\n> decode 4 b.0 tokens=56 from=H2\n";
+        check(Bug::ReleaseIgnoredOnReject, &format!("{WORKER}{other_fills_it}{DECODE}"));
         check(Bug::TokenBeforeProof, &format!("{WORKER}{DECODE}> rest 1"));
         check(Bug::DeadlineNotCheckedInTransfer, &format!("{WORKER}{DECODE}> wait 5s"));
     }

@@ -69,7 +69,12 @@ fn test_stages(stages: &mut Stages) -> Result<()> {
         build.arg("--no-run");
         run(build)
     })?;
-    stages.run("tests", || run(command("cargo", &workspace)))
+    stages.run("tests", || {
+        let mut tests = command("cargo", &workspace);
+        // Every failure is worth knowing, not the first one alone.
+        tests.arg("--no-fail-fast");
+        run(tests)
+    })
 }
 
 /// Stages that ran, with how long each took.
