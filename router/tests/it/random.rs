@@ -173,6 +173,10 @@ struct Seen {
     called: BTreeMap<String, Attempt>,
     /// The highest fence at each worker.
     fences: BTreeMap<String, Attempt>,
+    /// The worker that prefills in the present attempt.
+    owner: String,
+    /// The owner of a hand-off that decode was asked to take and has not admitted.
+    untaken: Option<String>,
     finish: Option<Result<(), Error>>,
     last_token_was_last: bool,
 }
@@ -197,6 +201,7 @@ impl Seen {
                 assert!(fence > Some(attempt), "{worker} is fenced against {attempt:?}, not {fence:?}");
             }
             self.attempt = Some(generation.attempt);
+            self.untaken = None;
         }
         self.called.insert(worker.to_owned(), generation.attempt);
     }
@@ -263,6 +268,7 @@ impl World {
         match action {
             Action::StartPrefill { worker, generation } => {
                 self.seen.started(worker, generation, false);
+                self.seen.owner.clone_from(worker);
                 self.seen.prefill_open = true;
                 self.prefill = Some(self.calls.len());
                 self.calls.push(Call::new(Side::Prefill, generation, false));
@@ -271,6 +277,7 @@ impl World {
                 self.seen.started(worker, generation, handoff.is_some());
                 assert!(!self.seen.decode_open, "one decode call at a time");
                 self.seen.decode_open = true;
+                self.seen.untaken = handoff.as_ref().map(|_| self.seen.owner.clone());
                 self.decode = Some(self.calls.len());
                 self.calls.push(Call::new(Side::Decode, generation, handoff.is_some()));
             }
@@ -299,6 +306,10 @@ impl World {
                         !self.seen.is_open(side) || ending == Some(side),
                         "the end comes after the calls'"
                     );
+                }
+                if let Some(owner) = &self.seen.untaken {
+                    let (fence, attempt) = (self.seen.fences.get(owner), self.seen.attempt);
+                    assert!(fence.copied() > attempt, "{owner} is told that nobody takes its hand-off");
                 }
                 self.seen.finish = Some(result.clone());
             }
@@ -398,6 +409,8 @@ fn run(seed: u64) -> Seen {
         decode_open: false,
         called: BTreeMap::new(),
         fences: BTreeMap::new(),
+        owner: String::new(),
+        untaken: None,
         finish: None,
         last_token_was_last: false,
     };
@@ -423,6 +436,9 @@ fn run(seed: u64) -> Seen {
     for _ in 0..STEPS_MAX {
         if let Some(event) = event {
             let ending = world.seen.last_item(&event);
+            if matches!(&event, Event::DecodeAdmitted { attempt } if Some(*attempt) == world.seen.attempt) {
+                world.seen.untaken = None;
+            }
             dispatch.on(event, &world.pools, world.now, &mut out);
             for action in out.drain(..) {
                 world.carry_out(&action, ending);
