@@ -17,16 +17,16 @@ pub struct Config {
     /// Most bytes of a request's body.
     pub body_bytes_max: usize,
     /// Longest that the whole of a request's body may take to arrive, seconds.
-    #[serde(with = "seconds", rename = "body_timeout_seconds")]
+    #[serde(with = "node::config::seconds::positive", rename = "body_timeout_seconds")]
     pub body_timeout: Duration,
     /// Total deadline of a request that names none, seconds.
-    #[serde(with = "seconds", rename = "timeout_seconds")]
+    #[serde(with = "node::config::seconds::positive", rename = "timeout_seconds")]
     pub timeout: Duration,
     /// How long a request whose router is gone waits for one that goes on, seconds.
-    #[serde(with = "seconds", rename = "resume_window_seconds")]
+    #[serde(with = "node::config::seconds::positive", rename = "resume_window_seconds")]
     pub resume_window: Duration,
     /// How often routers are asked what is served, seconds.
-    #[serde(with = "seconds", rename = "models_every_seconds")]
+    #[serde(with = "node::config::seconds::positive", rename = "models_every_seconds")]
     pub models_every: Duration,
     /// Where just one model is served, take any name for it.
     pub accept_any_model: bool,
@@ -44,25 +44,6 @@ impl Default for Config {
             resume_window: Duration::from_secs(15),
             models_every: Duration::from_secs(1),
             accept_any_model: false,
-        }
-    }
-}
-
-/// Durations are seconds in files and on the command line.
-mod seconds {
-    use std::time::Duration;
-
-    use serde::{Deserialize, Deserializer, Serializer};
-
-    pub(super) fn serialize<S: Serializer>(duration: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_f64(duration.as_secs_f64())
-    }
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
-        let seconds = f64::deserialize(deserializer)?;
-        match Duration::try_from_secs_f64(seconds) {
-            Ok(duration) if !duration.is_zero() => Ok(duration),
-            _ => Err(serde::de::Error::custom(format!("expected seconds, more than 0, got {seconds}"))),
         }
     }
 }

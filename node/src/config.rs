@@ -4,6 +4,8 @@
 //! field `grpc_port` of any of them is `grpc_port` in the file, `BATON_GRPC_PORT` in the environment and `--grpc-port`
 //! on the command line.
 
+pub mod seconds;
+
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 

@@ -20,23 +20,23 @@ pub struct Config {
     /// Items of one answer that may wait for the gateway to read them.
     pub items_max: usize,
     /// How long a request waits for a worker that can take it, and puts up with refusals, seconds.
-    #[serde(with = "seconds", rename = "retry_window_seconds")]
+    #[serde(with = "node::config::seconds::positive", rename = "retry_window_seconds")]
     pub retry_window: Duration,
     /// Failed attempts after which a request fails; refusals for want of room are not counted.
     pub attempts_max: u32,
     /// Pause before the first replay, seconds; doubles with every further one.
-    #[serde(with = "seconds", rename = "backoff_min_seconds")]
+    #[serde(with = "node::config::seconds::positive", rename = "backoff_min_seconds")]
     pub backoff_min: Duration,
     /// Longest pause between two attempts, seconds.
-    #[serde(with = "seconds", rename = "backoff_max_seconds")]
+    #[serde(with = "node::config::seconds::positive", rename = "backoff_max_seconds")]
     pub backoff_max: Duration,
     /// Tokens from decode that may wait for the first token, which prefill gives.
     pub early_tokens_max: usize,
     /// How often every worker is asked who it is, seconds; one that does not answer is asked four times as often.
-    #[serde(with = "seconds", rename = "describe_every_seconds")]
+    #[serde(with = "node::config::seconds::positive", rename = "describe_every_seconds")]
     pub describe_every: Duration,
     /// How long a worker has to say who it is, seconds.
-    #[serde(with = "seconds", rename = "describe_timeout_seconds")]
+    #[serde(with = "node::config::seconds::positive", rename = "describe_timeout_seconds")]
     pub describe_timeout: Duration,
     /// Most fences on their way at once. A fence beyond them is left to the next attempt, which brings its own.
     pub fences_max: usize,
@@ -90,25 +90,6 @@ impl Config {
         match positive.into_iter().find(|&(_, value)| value == 0) {
             Some((field, _)) => Err(node::Error::option(field, "expected at least 1, got 0")),
             None => Ok(()),
-        }
-    }
-}
-
-/// Durations are seconds in files and on the command line.
-mod seconds {
-    use std::time::Duration;
-
-    use serde::{Deserialize, Deserializer, Serializer};
-
-    pub(super) fn serialize<S: Serializer>(duration: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_f64(duration.as_secs_f64())
-    }
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
-        let seconds = f64::deserialize(deserializer)?;
-        match Duration::try_from_secs_f64(seconds) {
-            Ok(duration) if !duration.is_zero() => Ok(duration),
-            _ => Err(serde::de::Error::custom(format!("expected seconds, more than 0, got {seconds}"))),
         }
     }
 }

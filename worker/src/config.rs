@@ -40,14 +40,14 @@ pub struct Config {
     /// Keep the KV of finished sequences for later ones that start with the same tokens.
     pub prefix_cache: bool,
     /// How long a hold outlives the router's call and each renewal, seconds.
-    #[serde(with = "seconds")]
+    #[serde(with = "node::config::seconds")]
     pub lease_ttl_seconds: Duration,
     /// How often a decode worker renews a lease, seconds; well below `lease_ttl_seconds`.
-    #[serde(with = "seconds")]
+    #[serde(with = "node::config::seconds")]
     pub renew_every_seconds: Duration,
     /// How long a drain is only announced before new work is refused, seconds: what routers placed before they learnt
     /// of it still comes in.
-    #[serde(with = "seconds")]
+    #[serde(with = "node::config::seconds")]
     pub drain_notice_seconds: Duration,
     /// Most calls that peers may have open at once.
     pub calls_max: usize,
@@ -146,22 +146,6 @@ impl Config {
     /// The priority of the computing threads.
     pub(crate) fn nice(&self, role: Role) -> i32 {
         self.nice.unwrap_or(if role == Role::Prefill { PREFILL_NICE } else { 0 })
-    }
-}
-
-/// A duration as a number of seconds.
-mod seconds {
-    use std::time::Duration;
-
-    use serde::de::Error;
-    use serde::{Deserialize, Deserializer, Serializer};
-
-    pub(super) fn serialize<S: Serializer>(duration: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_f64(duration.as_secs_f64())
-    }
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
-        Duration::try_from_secs_f64(f64::deserialize(deserializer)?).map_err(D::Error::custom)
     }
 }
 

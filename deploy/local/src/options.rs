@@ -16,7 +16,7 @@ pub struct ProcessConfig {
     /// Log JSON lines.
     pub log_json: bool,
     /// How long running streams may go on after a drain began, seconds.
-    #[serde(with = "seconds")]
+    #[serde(with = "node::config::seconds")]
     pub grace: Duration,
 }
 
@@ -119,24 +119,6 @@ impl ModelChoice {
             return Err(Error::option("--model", message));
         }
         Ok(())
-    }
-}
-
-/// Durations are seconds in files and on the command line.
-mod seconds {
-    use std::time::Duration;
-
-    use serde::de::Error;
-    use serde::{Deserialize, Deserializer, Serializer};
-
-    pub(super) fn serialize<S: Serializer>(duration: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_f64(duration.as_secs_f64())
-    }
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
-        let seconds = f64::deserialize(deserializer)?;
-        Duration::try_from_secs_f64(seconds)
-            .map_err(|_| D::Error::custom(format!("expected seconds, got {seconds}")))
     }
 }
 
