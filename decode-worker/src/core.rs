@@ -347,6 +347,7 @@ impl Job {
             batch_size: step.batch_size,
             queue_wait,
             finish: sampled.finish,
+            ..Token::default()
         })
     }
 }
@@ -377,7 +378,15 @@ fn unproven(call: CallId, index: usize, id: TokenId) -> Action {
     let (logprob, batch_size, queue_wait, finish) = (0.0, 1, Duration::ZERO, None);
     Action::Decode {
         call,
-        item: DecodeItem::Token(Token { index, id, logprob, batch_size, queue_wait, finish }),
+        item: DecodeItem::Token(Token {
+            index,
+            id,
+            logprob,
+            batch_size,
+            queue_wait,
+            finish,
+            ..Token::default()
+        }),
     }
 }
 

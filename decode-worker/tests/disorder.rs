@@ -121,6 +121,7 @@ impl<C: Core> World<C> {
             stop: StopConditions { max_tokens: 1 + self.dice.below(6), ..StopConditions::default() },
             time_left: Duration::from_secs(1 + self.dice.below(20) as u64),
             probe: false,
+            beside: None,
         }
     }
 

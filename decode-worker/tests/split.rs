@@ -219,6 +219,7 @@ fn generation(name: &str, tokens: Vec<TokenId>, max_tokens: usize) -> Generation
         stop: StopConditions { max_tokens, ..StopConditions::default() },
         time_left: Duration::from_mins(1),
         probe: false,
+        beside: None,
     }
 }
 

@@ -47,9 +47,15 @@ pub(crate) fn admit(request: &Request, model: &Model, id: RequestId, seed: u64) 
         generated: encoded.generated,
         tokens: encoded.tokens,
         sampling: SamplingParams { seed: request.seed.unwrap_or(seed), ..request.sampling.clone() },
-        stop: StopConditions { max_tokens, eos_ids, stop_token_ids: request.stop.token_ids.clone() },
+        stop: StopConditions {
+            max_tokens,
+            eos_ids,
+            stop_token_ids: request.stop.token_ids.clone(),
+            min_tokens: request.stop.min_tokens,
+        },
         time_left: std::time::Duration::ZERO,
         probe: false,
+        beside: None,
     };
     Ok(Admitted { generation, prompt_text, transcript })
 }

@@ -109,6 +109,8 @@ pub struct Stop {
     pub include: bool,
     /// Go on after an end-of-sequence token.
     pub ignore_eos: bool,
+    /// Generated tokens before which neither such a token nor a stop token is chosen.
+    pub min_tokens: usize,
 }
 
 /// A dialect's names of the fields that admission looks at.
@@ -157,6 +159,8 @@ pub enum Finish {
     StopString,
     /// The most tokens asked for, or the end of the context.
     Length,
+    /// The grammar was complete.
+    Grammar,
 }
 
 impl From<FinishReason> for Finish {
@@ -165,6 +169,7 @@ impl From<FinishReason> for Finish {
             FinishReason::Eos => Self::Eos,
             FinishReason::StopToken => Self::StopToken,
             FinishReason::Length => Self::Length,
+            FinishReason::Grammar => Self::Grammar,
         }
     }
 }
@@ -175,6 +180,7 @@ impl From<&Finish> for FinishReason {
             Finish::Eos => Self::Eos,
             Finish::StopToken | Finish::StopString => Self::StopToken,
             Finish::Length => Self::Length,
+            Finish::Grammar => Self::Grammar,
         }
     }
 }

@@ -146,7 +146,8 @@ fn parse(wire: GenerateRequest) -> Result<(String, Request), Fault> {
     }
     let sampling = wire.sampling.unwrap_or_default();
     let seed = sampling.seed;
-    let sampling = SamplingParams::from(sampling);
+    let sampling =
+        SamplingParams::try_from(sampling).map_err(|error| Fault::field("sampling", error.message))?;
     check_sampling(&sampling)?;
 
     let mut request = Request::new(prompt, NAMES);
@@ -161,6 +162,7 @@ fn parse(wire: GenerateRequest) -> Result<(String, Request), Fault> {
         token_ids: wire.stop_token_ids,
         include: false,
         ignore_eos: wire.ignore_eos,
+        min_tokens: 0,
     };
     request.timeout = wire.timeout_us.map(Duration::from_micros);
     let id = wire.id.unwrap_or_else(|| Uuid::new_v4().simple().to_string());

@@ -128,6 +128,7 @@ fn probe_generation(model: &Model) -> Result<Generation, Error> {
         stop: StopConditions { max_tokens: TOKENS, ..StopConditions::default() },
         time_left: PROBE_MAX,
         probe: true,
+        beside: None,
     })
 }
 

@@ -298,6 +298,7 @@ impl<M: Model> PrefillCore<M> {
                 batch_size: step.batch_size,
                 queue_wait: scheduled.saturating_sub(job.arrived),
                 finish: sampled.finish,
+                ..Token::default()
             };
             let prefill = step.end.saturating_sub(scheduled);
             out.push(Action::Prefill { call, item: PrefillItem::Done { token, prefill } });

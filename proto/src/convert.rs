@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use crate::wire;
 use crate::{
-    Attempt, Digest, Error, FinishReason, Generation, Handoff, HandoffId, KvDtype, KvLayout,
-    ModelDescription, Placed, PlacementKind, Reason, RequestId, Role, SamplingParams, StopConditions, Token,
-    WorkerDescription, WorkerEpoch,
+    Attempt, Digest, Error, FinishReason, Generation, Grammar, Handoff, HandoffId, KvDtype, KvLayout,
+    ModelDescription, Placed, PlacementKind, PromptLogprobs, PromptReport, Reason, RequestId, Role,
+    SamplingParams, StopConditions, Token, TokenLogprob, Watermark, WorkerDescription, WorkerEpoch,
 };
 
 /// Metadata key under which a status carries the stable name of its reason.
@@ -105,15 +105,27 @@ impl From<SamplingParams> for wire::SamplingParams {
             presence_penalty: Some(plain.presence_penalty),
             frequency_penalty: Some(plain.frequency_penalty),
             seed: Some(plain.seed),
+            sequence: plain.sequence,
+            min_p: Some(plain.min_p),
+            typical_p: Some(plain.typical_p),
+            logit_bias: plain.logit_bias.into_iter().map(|(id, bias)| wire::LogitBias { id, bias }).collect(),
+            bad_words: plain.bad_words.into_iter().map(|ids| wire::TokenIds { ids }).collect(),
+            allowed_token_ids: plain.allowed_token_ids,
+            watermark: plain.watermark.map(Into::into),
+            grammar: plain.grammar.map(Into::into),
+            logprobs: plain.logprobs,
+            prompt_logprobs: plain.prompt_logprobs,
         }
     }
 }
 
-impl From<wire::SamplingParams> for SamplingParams {
+impl TryFrom<wire::SamplingParams> for SamplingParams {
+    type Error = Error;
+
     /// Absent fields take the plain type's default. Ranges are the engine's to check.
-    fn from(wire: wire::SamplingParams) -> Self {
+    fn try_from(wire: wire::SamplingParams) -> Result<Self, Error> {
         let default = Self::default();
-        Self {
+        Ok(Self {
             temperature: wire.temperature.unwrap_or(default.temperature),
             top_k: wire.top_k,
             top_p: wire.top_p.unwrap_or(default.top_p),
@@ -121,7 +133,54 @@ impl From<wire::SamplingParams> for SamplingParams {
             presence_penalty: wire.presence_penalty.unwrap_or(default.presence_penalty),
             frequency_penalty: wire.frequency_penalty.unwrap_or(default.frequency_penalty),
             seed: wire.seed.unwrap_or(default.seed),
-        }
+            sequence: wire.sequence,
+            min_p: wire.min_p.unwrap_or(default.min_p),
+            typical_p: wire.typical_p.unwrap_or(default.typical_p),
+            logit_bias: wire.logit_bias.into_iter().map(|bias| (bias.id, bias.bias)).collect(),
+            bad_words: wire.bad_words.into_iter().map(|word| word.ids).collect(),
+            allowed_token_ids: wire.allowed_token_ids,
+            watermark: wire.watermark.map(Into::into),
+            grammar: wire.grammar.map(TryInto::try_into).transpose()?,
+            logprobs: wire.logprobs,
+            prompt_logprobs: wire.prompt_logprobs,
+        })
+    }
+}
+
+impl From<Watermark> for wire::Watermark {
+    fn from(plain: Watermark) -> Self {
+        Self { key: plain.key, gamma: plain.gamma, delta: plain.delta }
+    }
+}
+
+impl From<wire::Watermark> for Watermark {
+    fn from(wire: wire::Watermark) -> Self {
+        Self { key: wire.key, gamma: wire.gamma, delta: wire.delta }
+    }
+}
+
+impl From<Grammar> for wire::Grammar {
+    fn from(plain: Grammar) -> Self {
+        use wire::grammar::Kind;
+        let kind = match plain {
+            Grammar::JsonSchema(text) => Kind::JsonSchema(text.to_string()),
+            Grammar::Regex(text) => Kind::Regex(text.to_string()),
+            Grammar::Lark(text) => Kind::Lark(text.to_string()),
+        };
+        Self { kind: Some(kind) }
+    }
+}
+
+impl TryFrom<wire::Grammar> for Grammar {
+    type Error = Error;
+
+    fn try_from(wire: wire::Grammar) -> Result<Self, Error> {
+        use wire::grammar::Kind;
+        Ok(match required("grammar.kind", wire.kind)? {
+            Kind::JsonSchema(text) => Self::JsonSchema(text.into()),
+            Kind::Regex(text) => Self::Regex(text.into()),
+            Kind::Lark(text) => Self::Lark(text.into()),
+        })
     }
 }
 
@@ -131,6 +190,7 @@ impl From<StopConditions> for wire::StopConditions {
             max_tokens: plain.max_tokens as u64,
             eos_ids: plain.eos_ids,
             stop_token_ids: plain.stop_token_ids,
+            min_tokens: plain.min_tokens as u64,
         }
     }
 }
@@ -143,6 +203,7 @@ impl TryFrom<wire::StopConditions> for StopConditions {
             max_tokens: count("stop.max_tokens", wire.max_tokens)?,
             eos_ids: wire.eos_ids,
             stop_token_ids: wire.stop_token_ids,
+            min_tokens: count("stop.min_tokens", wire.min_tokens)?,
         })
     }
 }
@@ -159,6 +220,7 @@ impl From<Generation> for wire::Generation {
             stop: Some(plain.stop.into()),
             time_left_us: micros(plain.time_left),
             probe: plain.probe,
+            beside: plain.beside.map(Into::into),
         }
     }
 }
@@ -184,10 +246,11 @@ impl TryFrom<wire::Generation> for Generation {
             model: wire.model,
             tokens: wire.tokens,
             generated,
-            sampling: required("sampling", wire.sampling)?.into(),
+            sampling: required("sampling", wire.sampling)?.try_into()?,
             stop: required("stop", wire.stop)?.try_into()?,
             time_left: Duration::from_micros(wire.time_left_us),
             probe: wire.probe,
+            beside: wire.beside.map(TryInto::try_into).transpose()?,
         })
     }
 }
@@ -198,6 +261,7 @@ impl From<FinishReason> for wire::FinishReason {
             FinishReason::Eos => Self::Eos,
             FinishReason::StopToken => Self::Stop,
             FinishReason::Length => Self::Length,
+            FinishReason::Grammar => Self::Grammar,
         }
     }
 }
@@ -211,7 +275,48 @@ impl From<Token> for wire::Token {
             batch_size: plain.batch_size,
             queue_wait_us: micros(plain.queue_wait),
             finish: plain.finish.map(|finish| wire::FinishReason::from(finish).into()),
+            top: plain.top.into_iter().map(Into::into).collect(),
+            prompt: plain.prompt.map(|prompt| (*prompt).into()),
         }
+    }
+}
+
+impl From<TokenLogprob> for wire::TokenLogprob {
+    fn from(plain: TokenLogprob) -> Self {
+        Self { id: plain.id, logprob: plain.logprob }
+    }
+}
+
+impl From<wire::TokenLogprob> for TokenLogprob {
+    fn from(wire: wire::TokenLogprob) -> Self {
+        Self { id: wire.id, logprob: wire.logprob }
+    }
+}
+
+impl From<PromptReport> for wire::PromptReport {
+    fn from(plain: PromptReport) -> Self {
+        let logprobs = plain.logprobs.into_iter().map(|of| wire::PromptLogprobs {
+            token: Some(of.token.into()),
+            top: of.top.into_iter().map(Into::into).collect(),
+        });
+        Self { cached_tokens: plain.cached_tokens as u64, logprobs: logprobs.collect() }
+    }
+}
+
+impl TryFrom<wire::PromptReport> for PromptReport {
+    type Error = Error;
+
+    fn try_from(wire: wire::PromptReport) -> Result<Self, Error> {
+        let logprobs = wire.logprobs.into_iter().map(|of| {
+            Ok(PromptLogprobs {
+                token: required("prompt.logprobs.token", of.token)?.into(),
+                top: of.top.into_iter().map(Into::into).collect(),
+            })
+        });
+        Ok(Self {
+            cached_tokens: count("prompt.cached_tokens", wire.cached_tokens)?,
+            logprobs: logprobs.collect::<Result<_, Error>>()?,
+        })
     }
 }
 
@@ -224,6 +329,7 @@ impl TryFrom<wire::Token> for Token {
             Some(wire::FinishReason::Eos) => Some(FinishReason::Eos),
             Some(wire::FinishReason::Stop) => Some(FinishReason::StopToken),
             Some(wire::FinishReason::Length) => Some(FinishReason::Length),
+            Some(wire::FinishReason::Grammar) => Some(FinishReason::Grammar),
             Some(wire::FinishReason::Unspecified) => {
                 return Err(Error::invalid("token.finish", "is not a known finish reason"));
             }
@@ -235,6 +341,8 @@ impl TryFrom<wire::Token> for Token {
             batch_size: wire.batch_size,
             queue_wait: Duration::from_micros(wire.queue_wait_us),
             finish,
+            top: wire.top.into_iter().map(Into::into).collect(),
+            prompt: wire.prompt.map(TryInto::try_into).transpose()?.map(Box::new),
         })
     }
 }
@@ -424,6 +532,29 @@ impl TryFrom<wire::DescribeResponse> for WorkerDescription {
 mod tests {
     use super::*;
 
+    /// No field has its default.
+    fn sampling() -> SamplingParams {
+        SamplingParams {
+            temperature: 0.5,
+            top_k: Some(5),
+            top_p: 0.9,
+            repetition_penalty: 1.1,
+            presence_penalty: 0.1,
+            frequency_penalty: 0.2,
+            seed: 9,
+            sequence: 3,
+            min_p: 0.05,
+            typical_p: 0.7,
+            logit_bias: vec![(7, -100.0)],
+            bad_words: vec![vec![1, 2], vec![3]],
+            allowed_token_ids: vec![4, 5],
+            watermark: Some(Watermark { key: 1, gamma: 0.25, delta: 2.0 }),
+            grammar: Some(Grammar::JsonSchema("{}".into())),
+            logprobs: Some(20),
+            prompt_logprobs: Some(0),
+        }
+    }
+
     fn generation() -> Generation {
         Generation {
             request: "r-1".into(),
@@ -431,10 +562,11 @@ mod tests {
             model: "m".into(),
             tokens: vec![1, 2, 3],
             generated: 1,
-            sampling: SamplingParams { top_k: Some(5), seed: 9, ..SamplingParams::default() },
-            stop: StopConditions { max_tokens: 4, eos_ids: vec![2], stop_token_ids: vec![7] },
+            sampling: sampling(),
+            stop: StopConditions { max_tokens: 4, eos_ids: vec![2], stop_token_ids: vec![7], min_tokens: 2 },
             time_left: Duration::from_millis(1500),
             probe: false,
+            beside: Some(Placed { attempt: Attempt(1), prefill: None, decode: "127.0.0.1:9102".into() }),
         }
     }
 
@@ -457,9 +589,11 @@ mod tests {
         assert_eq!(Generation::try_from(wire::Generation::from(sent.clone())), Ok(sent));
         let sent = handoff();
         assert_eq!(Handoff::try_from(wire::Handoff::from(sent.clone())), Ok(sent));
-        for finish in
-            [None, Some(FinishReason::Eos), Some(FinishReason::StopToken), Some(FinishReason::Length)]
-        {
+        use FinishReason::{Eos, Grammar, Length, StopToken};
+        let scored = TokenLogprob { id: 5, logprob: -0.25 };
+        let logprobs = vec![PromptLogprobs { token: scored, top: vec![scored, scored] }];
+        let report = PromptReport { cached_tokens: 16, logprobs };
+        for finish in [None, Some(Eos), Some(StopToken), Some(Length), Some(Grammar)] {
             let sent = Token {
                 index: 4,
                 id: 9,
@@ -467,9 +601,24 @@ mod tests {
                 batch_size: 2,
                 queue_wait: Duration::from_micros(7),
                 finish,
+                top: vec![scored],
+                prompt: finish.is_none().then(|| Box::new(report.clone())),
             };
             assert_eq!(Token::try_from(wire::Token::from(sent.clone())), Ok(sent));
         }
+    }
+
+    #[test]
+    fn grammars_survive_the_wire() {
+        for sent in [
+            Grammar::JsonSchema("{}".into()),
+            Grammar::Regex("a+".into()),
+            Grammar::Lark("start: \"a\"".into()),
+        ] {
+            assert_eq!(Grammar::try_from(wire::Grammar::from(sent.clone())), Ok(sent));
+        }
+        let error = Grammar::try_from(wire::Grammar { kind: None }).expect_err("no kind");
+        assert_eq!(error.message, "grammar.kind: is required");
     }
 
     #[test]

@@ -24,5 +24,8 @@ pub use handoff::{Attempt, Handoff};
 pub use id::{Digest, HandoffId, RequestId, TokenId, WorkerEpoch};
 pub use kv::{KvDtype, KvLayout};
 pub use placement::{Placed, PlacementKind};
-pub use request::{FinishReason, Generation, SamplingParams, StopConditions, Token};
+pub use request::{
+    FinishReason, Generation, Grammar, LOGPROBS_MAX, PromptLogprobs, PromptReport, SamplingParams,
+    StopConditions, Token, TokenLogprob, Watermark,
+};
 pub use worker::{ModelDescription, Role, WorkerDescription};

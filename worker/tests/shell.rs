@@ -100,6 +100,7 @@ fn generation(max_tokens: usize) -> Generation {
         stop: proto::StopConditions { max_tokens, ..Default::default() },
         time_left: Duration::from_secs(10),
         probe: false,
+        beside: None,
     }
 }
 
@@ -124,6 +125,7 @@ fn token(index: usize, finish: Option<FinishReason>) -> DecodeItem {
         batch_size: 1,
         queue_wait: Duration::ZERO,
         finish,
+        ..Token::default()
     })
 }
 

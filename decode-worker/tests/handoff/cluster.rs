@@ -56,6 +56,7 @@ pub(crate) fn generation(request: &str, tokens: Vec<TokenId>, max_tokens: usize)
         stop: StopConditions { max_tokens, ..StopConditions::default() },
         time_left: Duration::from_mins(1),
         probe: false,
+        beside: None,
     }
 }
 

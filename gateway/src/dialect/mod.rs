@@ -106,6 +106,7 @@ pub(crate) mod tests {
                 batch_size: 2,
                 queue_wait: Duration::from_micros(30 + index as u64),
                 finish: finish.as_ref().map(FinishReason::from),
+                ..Token::default()
             };
             Piece { token, text: (*text).to_owned(), latency: Duration::from_micros(5250), finish }
         };

@@ -38,7 +38,7 @@ impl Transcript {
         let hidden = match token.finish {
             Some(FinishReason::Eos) => true,
             Some(FinishReason::StopToken) => !self.include_stop,
-            Some(FinishReason::Length) | None => false,
+            Some(FinishReason::Length | FinishReason::Grammar) | None => false,
         };
         let mut fresh = if hidden { String::new() } else { self.decoder.push(token.id) };
         if token.finish.is_some() {
@@ -65,7 +65,15 @@ mod tests {
     use crate::bundle::{END, byte_bundle};
 
     fn token(index: usize, id: TokenId, finish: Option<FinishReason>) -> Token {
-        Token { index, id, logprob: 0.0, batch_size: 1, queue_wait: Duration::ZERO, finish }
+        Token {
+            index,
+            id,
+            logprob: 0.0,
+            batch_size: 1,
+            queue_wait: Duration::ZERO,
+            finish,
+            ..Token::default()
+        }
     }
 
     /// The text of the tokens, piece by piece, and how many tokens it took.

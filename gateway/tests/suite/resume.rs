@@ -51,6 +51,7 @@ fn request(settings: &str) -> Resume {
         stop: StopConditions { max_tokens: 9, ..StopConditions::default() },
         time_left: time(&setting(settings, "deadline")),
         probe: false,
+        beside: None,
     };
     Resume::new(generation, Duration::ZERO, time(&setting(settings, "window")))
 }
@@ -71,7 +72,15 @@ fn event_of(text: &str) -> Event {
 
 fn token(index: &str, finish: Option<FinishReason>) -> Token {
     let index = index.parse().expect("an index");
-    Token { index, id: 70, logprob: -1.0, batch_size: 1, queue_wait: Duration::ZERO, finish }
+    Token {
+        index,
+        id: 70,
+        logprob: -1.0,
+        batch_size: 1,
+        queue_wait: Duration::ZERO,
+        finish,
+        ..Token::default()
+    }
 }
 
 fn shown(action: &Action) -> String {

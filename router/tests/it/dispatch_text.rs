@@ -144,7 +144,15 @@ impl Scene {
             _ => panic!("{word}: no such finish reason"),
         });
         let id = id.parse().expect("a token id");
-        Token { index, id, logprob: -0.5, batch_size: 1, queue_wait: Duration::ZERO, finish }
+        Token {
+            index,
+            id,
+            logprob: -0.5,
+            batch_size: 1,
+            queue_wait: Duration::ZERO,
+            finish,
+            ..Token::default()
+        }
     }
 
     fn feed(&mut self, event: Event) -> Vec<String> {
@@ -212,9 +220,11 @@ fn generation(command: &Command<'_>) -> Generation {
             max_tokens: command.get("max").unwrap_or(8),
             eos_ids: command.list("eos").unwrap_or_default(),
             stop_token_ids: vec![],
+            min_tokens: 0,
         },
         time_left: command.duration("time").unwrap_or(Duration::from_mins(1)),
         probe: false,
+        beside: None,
     }
 }
 

@@ -181,7 +181,7 @@ fn sample(tokens: &mut Vec<TokenId>, generated: &mut usize, max_tokens: usize) -
     tokens.push(id);
     *generated += 1;
     let finish = (*generated == max_tokens).then_some(FinishReason::Length);
-    Token { index, id, logprob: -1.0, batch_size: 1, queue_wait: Duration::ZERO, finish }
+    Token { index, id, logprob: -1.0, batch_size: 1, queue_wait: Duration::ZERO, finish, ..Token::default() }
 }
 
 fn generation(wire: Option<wire::Generation>) -> Result<Generation, Status> {

@@ -86,7 +86,15 @@ impl Call {
             _ if self.generated == self.max_tokens => Some(FinishReason::Length),
             _ => None,
         };
-        Token { index, id, logprob: 0.0, batch_size: 1, queue_wait: Duration::ZERO, finish }
+        Token {
+            index,
+            id,
+            logprob: 0.0,
+            batch_size: 1,
+            queue_wait: Duration::ZERO,
+            finish,
+            ..Token::default()
+        }
     }
 
     /// Does the next thing that a well-behaved worker does.
@@ -132,8 +140,14 @@ impl Call {
     fn misbehave(&mut self, chance: &mut Chance) {
         let attempt = self.attempt;
         let index = (self.generated + chance.below(5)).saturating_sub(2);
-        let token =
-            Token { index, id: 99, logprob: 0.0, batch_size: 1, queue_wait: Duration::ZERO, finish: None };
+        let token = Token {
+            index,
+            id: 99,
+            logprob: 0.0,
+            batch_size: 1,
+            queue_wait: Duration::ZERO,
+            ..Token::default()
+        };
         self.over = true;
         // The right index with a wrong token is beyond what a router can see.
         let expected = self.generated + usize::from(self.handoff && self.stage <= 1);
@@ -396,9 +410,15 @@ fn run(seed: u64) -> Seen {
         tokens: prompt.clone(),
         generated: 0,
         sampling: SamplingParams::default(),
-        stop: StopConditions { max_tokens: 1 + chance.below(12), eos_ids: vec![EOS], stop_token_ids: vec![] },
+        stop: StopConditions {
+            max_tokens: 1 + chance.below(12),
+            eos_ids: vec![EOS],
+            stop_token_ids: vec![],
+            min_tokens: 0,
+        },
         time_left: Duration::from_millis(200 + chance.below(20_000) as u64),
         probe: false,
+        beside: None,
     };
     let seen = Seen {
         prompt,

@@ -128,9 +128,10 @@ fn generation(max_tokens: usize) -> Generation {
         tokens: PROMPT.to_vec(),
         generated: 0,
         sampling: SamplingParams::default(),
-        stop: StopConditions { max_tokens, eos_ids: vec![], stop_token_ids: vec![] },
+        stop: StopConditions { max_tokens, eos_ids: vec![], stop_token_ids: vec![], min_tokens: 0 },
         time_left: Duration::from_secs(20),
         probe: false,
+        beside: None,
     }
 }
 

@@ -62,6 +62,7 @@ impl World {
             stop: planned.stop.clone(),
             time_left: planned.time_left,
             probe: false,
+            beside: None,
         };
         let mut resume = Resume::new(generation, self.now, RESUME_WINDOW);
         self.push_at(resume.deadline(), What::ClientDeadline(request));

@@ -75,6 +75,7 @@ impl<'a> Command<'a> {
             stop: StopConditions { max_tokens: self.number("max").unwrap_or(8), ..StopConditions::default() },
             time_left: self.get("time").map_or(Duration::from_mins(1), duration),
             probe: false,
+            beside: None,
         }
     }
 

@@ -135,6 +135,7 @@ fn stop(fields: &mut Fields) -> Result<Stop, Fault> {
         token_ids: ids.collect::<Result<_, _>>()?,
         include: fields.flag("include_stop_str_in_output")?.unwrap_or(false),
         ignore_eos: fields.flag("ignore_eos")?.unwrap_or(false),
+        ..Stop::default()
     })
 }
 
@@ -251,7 +252,7 @@ mod tests {
                 repetition_penalty: 1.5,
                 presence_penalty: 1.0,
                 frequency_penalty: -1.0,
-                seed: 0,
+                ..SamplingParams::default()
             }
         );
         assert_eq!(request.seed, Some(u64::MAX));
@@ -261,6 +262,7 @@ mod tests {
             token_ids: vec![3],
             include: false,
             ignore_eos: true,
+            ..Stop::default()
         };
         assert_eq!(request.stop, stop);
         let both = with(json!({"max_tokens": 5, "max_completion_tokens": 6})).unwrap();

@@ -100,7 +100,7 @@ struct Usage {
 
 fn finish_reason(finish: &Finish) -> &'static str {
     match finish {
-        Finish::Eos | Finish::StopToken | Finish::StopString => "stop",
+        Finish::Eos | Finish::StopToken | Finish::StopString | Finish::Grammar => "stop",
         Finish::Length => "length",
     }
 }

@@ -109,7 +109,7 @@ impl TritonWriter {
 /// A stop string is no field of this API, so both kinds of stop have the name that the KServe protocol gives them.
 fn finish_reason(finish: &Finish) -> &'static str {
     match finish {
-        Finish::Eos => "eos_token",
+        Finish::Eos | Finish::Grammar => "eos_token",
         Finish::StopToken | Finish::StopString => "stop_sequence",
         Finish::Length => "length",
     }

@@ -101,6 +101,7 @@ fn stop(fields: &mut Fields) -> Result<Stop, Fault> {
         token_ids: ids.map(|id| id as TokenId).collect(),
         include: fields.flag("include_stop_str_in_output")?.unwrap_or(false),
         ignore_eos: fields.flag("ignore_eos")?.unwrap_or(false),
+        ..Stop::default()
     })
 }
 
@@ -151,7 +152,7 @@ mod tests {
             repetition_penalty: 1.03,
             presence_penalty: 1.2,
             frequency_penalty: 1.2,
-            seed: 0,
+            ..SamplingParams::default()
         };
         expected.max_tokens = MaxTokens::Clamp(20);
         expected.echo = true;
@@ -191,7 +192,13 @@ mod tests {
         assert!(stop(json!({"prompt": "x", "stop": []})).unwrap().strings.is_empty());
         let body = json!({"prompt": "x", "stop_token_ids": [7042, "x", -1, 3e9, null, 0],
             "include_stop_str_in_output": true, "ignore_eos": true});
-        let expected = Stop { strings: vec![], token_ids: vec![7042, 0], include: true, ignore_eos: true };
+        let expected = Stop {
+            strings: vec![],
+            token_ids: vec![7042, 0],
+            include: true,
+            ignore_eos: true,
+            min_tokens: 0,
+        };
         assert_eq!(stop(body), Ok(expected));
     }
 

@@ -103,7 +103,15 @@ impl Script {
         } else {
             None
         };
-        Token { index, id, logprob: -0.5, batch_size: 1, queue_wait: Duration::from_micros(40), finish }
+        Token {
+            index,
+            id,
+            logprob: -0.5,
+            batch_size: 1,
+            queue_wait: Duration::from_micros(40),
+            finish,
+            ..Token::default()
+        }
     }
 }
 
