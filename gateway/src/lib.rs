@@ -34,7 +34,7 @@ use node::{Context, Error, Listener, Services, Serving, Shutdown, serve_grpc, se
 use proto::wire::generation_service_server::GenerationServiceServer;
 use tokio::sync::{Notify, Semaphore, watch};
 
-pub use crate::config::Config;
+pub use crate::config::{Config, Delimiter, Dialect, ReasoningParser, ToolParser};
 use crate::grpc::Generations;
 use crate::models::Models;
 use crate::ready::Readiness;
@@ -46,7 +46,7 @@ pub use route::Rotation;
 /// Serves until the shutdown ends it.
 ///
 /// # Errors
-/// When an address cannot be listened on.
+/// See [`bind`].
 pub async fn run(config: Config, context: Context) -> Result<(), Error> {
     bind(config, context).await?.finished().await;
     Ok(())
@@ -55,8 +55,9 @@ pub async fn run(config: Config, context: Context) -> Result<(), Error> {
 /// Starts to serve, and says where. It ends with the shutdown alone.
 ///
 /// # Errors
-/// When an address cannot be listened on.
+/// An option without a valid value; an address that cannot be listened on.
 pub async fn bind(config: Config, context: Context) -> Result<Gateway, Error> {
+    config.validate()?;
     let grpc_listen = Listener::parse("--grpc-listen", &config.grpc_listen)?;
     let routers = Arc::new(Routers::new(context.network.clone(), context.members.clone(), context.clock));
     let models = Models::new(routers.clone(), context.tasks.clone());

@@ -64,7 +64,7 @@ impl Service {
         if served.models.is_empty() {
             return Err(Fault::NotReady("no model is served yet".to_owned()));
         }
-        let any = self.config.accept_any_model;
+        let any = self.config.accepts_any_model();
         match name {
             Some(name) => match served.find(name).or_else(|| served.only().filter(|_| any)) {
                 Some(model) => Ok(model.clone()),

@@ -6,7 +6,7 @@
 
 pub mod seconds;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use figment::providers::{Env, Serialized};
@@ -36,6 +36,14 @@ impl Layers {
         Ok(Self { file: file.map(File::read).transpose()?, known: BTreeSet::new() })
     }
 
+    /// Gives keys of the file a second spelling: each pair is another name and the field's own.
+    ///
+    /// # Errors
+    /// [`Error::File`] when the file has both.
+    pub fn alias(&mut self, names: &[(&'static str, &'static str)]) -> Result<(), Error> {
+        self.file.as_mut().map_or(Ok(()), |file| file.alias(names))
+    }
+
     /// Loads one configuration. `cli` is what the command line said: fields of `C`, each `None` where it was not named.
     /// Of the file and the environment, only what names a field of `C` is looked at.
     ///
@@ -46,7 +54,7 @@ impl Layers {
         C: Serialize + DeserializeOwned + Default,
     {
         let defaults = Serialized::defaults(C::default());
-        let data = defaults.data().map_err(|error| option_error(&error))?;
+        let data = defaults.data().map_err(|error| self.option_error(&error))?;
         let fields: Vec<String> = data.into_values().flat_map(Map::into_keys).collect();
         let names: Vec<&str> = fields.iter().map(String::as_str).collect();
         let mut figment = Figment::from(defaults);
@@ -57,9 +65,26 @@ impl Layers {
             .merge(Env::prefixed(ENV_PREFIX).only(&names))
             .merge(Said(cli))
             .extract()
-            .map_err(|error| option_error(&error))?;
+            .map_err(|error| self.option_error(&error))?;
         self.known.extend(fields);
         Ok(config)
+    }
+
+    /// Names the option as its source spells it.
+    fn option_error(&self, error: &figment::Error) -> Error {
+        let field = error.path.join(".");
+        let metadata = error.metadata.as_ref();
+        let option = match metadata.map(|metadata| (&metadata.source, metadata.name.as_ref())) {
+            Some((Some(Source::File(path)), _)) => {
+                let written = self.file.as_ref().and_then(|file| file.written.get(field.as_str()));
+                format!("{} in {}", written.copied().unwrap_or(&field), path.display())
+            }
+            Some((_, name)) if name.contains("environment") => {
+                format!("{ENV_PREFIX}{}", field.to_uppercase())
+            }
+            _ => format!("--{}", field.replace('_', "-")),
+        };
+        Error::option(option, error.kind.to_string())
     }
 
     /// Called after everything was loaded: refuses a file with a key that no configuration has.
@@ -89,6 +114,8 @@ pub fn env(name: &str) -> Option<String> {
 struct File {
     path: PathBuf,
     table: toml::Table,
+    /// Fields that the file gives another name, and that name.
+    written: BTreeMap<&'static str, &'static str>,
 }
 
 impl File {
@@ -99,7 +126,20 @@ impl File {
             let line = error.span().map_or(0, |span| text[..span.start].matches('\n').count() + 1);
             fault(format!("line {line}: {}", error.message()))
         })?;
-        Ok(Self { path: path.to_owned(), table })
+        Ok(Self { path: path.to_owned(), table, written: BTreeMap::new() })
+    }
+
+    fn alias(&mut self, names: &[(&'static str, &'static str)]) -> Result<(), Error> {
+        for &(alias, field) in names {
+            let Some(value) = self.table.remove(alias) else { continue };
+            if self.table.contains_key(field) {
+                let message = format!("{alias} and {field} are the same option, expected one of them");
+                return Err(Error::File { path: self.path.clone(), message });
+            }
+            self.table.insert(field.to_owned(), value);
+            self.written.insert(field, alias);
+        }
+        Ok(())
     }
 
     /// The part of the file that holds these keys.
@@ -107,6 +147,7 @@ impl File {
         let table = self.table.iter().filter(|(key, _)| keys.contains(&key.as_str()));
         Self {
             path: self.path.clone(),
+            written: BTreeMap::new(),
             table: table.map(|(key, value)| (key.clone(), value.clone())).collect(),
         }
     }
@@ -137,18 +178,6 @@ impl<T: Serialize> Provider for Said<'_, T> {
         }
         Ok(data)
     }
-}
-
-/// Names the option as its source spells it.
-fn option_error(error: &figment::Error) -> Error {
-    let field = error.path.join(".");
-    let metadata = error.metadata.as_ref();
-    let option = match metadata.map(|metadata| (&metadata.source, metadata.name.as_ref())) {
-        Some((Some(Source::File(path)), _)) => format!("{field} in {}", path.display()),
-        Some((_, name)) if name.contains("environment") => format!("{ENV_PREFIX}{}", field.to_uppercase()),
-        _ => format!("--{}", field.replace('_', "-")),
-    };
-    Error::option(option, error.kind.to_string())
 }
 
 #[cfg(test)]
@@ -201,6 +230,26 @@ mod tests {
         assert_eq!(front, Front { port: 2, name: Some("x".into()) });
         assert_eq!(layers.load::<Back>(&Cli::default()).unwrap(), Back { threads: Some(3) });
         layers.finish().unwrap();
+    }
+
+    #[test]
+    fn a_field_of_the_file_may_have_a_second_name() {
+        const NAMES: &[(&str, &str)] = &[("portNumber", "port")];
+        let (_file, layers_read) = layers("portNumber = 5");
+        let mut layers_read = layers_read.unwrap();
+        layers_read.alias(NAMES).unwrap();
+        assert_eq!(layers_read.load::<Front>(&Cli::default()).unwrap().port, 5);
+        layers_read.finish().unwrap();
+
+        let (file, layers_read) = layers("portNumber = 'http'");
+        let mut layers_read = layers_read.unwrap();
+        layers_read.alias(NAMES).unwrap();
+        let error = layers_read.load::<Front>(&Cli::default()).unwrap_err().to_string();
+        assert!(error.starts_with(&format!("portNumber in {}: ", file.path().display())), "{error}");
+
+        let (_file, layers_read) = layers("portNumber = 5\nport = 6");
+        let error = layers_read.unwrap().alias(NAMES).unwrap_err().to_string();
+        assert!(error.contains("portNumber and port are the same option"), "{error}");
     }
 
     #[test]

@@ -122,9 +122,60 @@ struct PlacementOptions {
 
 #[derive(Args, Serialize)]
 struct FrontOptions {
-    /// Take any model name where one model is served
+    /// Most requests that run at once [default: 1000]
+    #[arg(long, value_name = "N", alias = "maxLinkNum")]
+    requests_max: Option<usize>,
+    /// Most requests that wait for their turn; the next is refused [default: twice --requests-max]
+    #[arg(long, value_name = "N")]
+    queue_max: Option<usize>,
+    /// Whose behaviour /v1 follows where they differ: openai or mlc [default: openai]
+    #[arg(long, value_name = "NAME")]
+    dialect: Option<String>,
+    /// Take any model name where one model is served [default: with --dialect mlc]
     #[arg(long, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
     accept_any_model: Option<bool>,
+    /// Serve /chat/completions, /completions and /models without /v1 as well
+    #[arg(long, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
+    prefixless_aliases: Option<bool>,
+    /// What ends each object of a stream of /generate: nul or newline [default: nul]
+    #[arg(long, value_name = "NAME")]
+    vllm_delimiter: Option<String>,
+    /// What stands between prompt and completion in the text of /generate [default: one blank]
+    #[arg(long, value_name = "TEXT")]
+    vllm_separator: Option<String>,
+    /// Send the whole text so far with every event of the streams of Triton and vLLM
+    #[arg(long, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL", alias = "fullTextEnabled")]
+    full_text_enabled: Option<bool>,
+    /// Most tokens of a sequence, prompt and output [default: the model's context]
+    #[arg(long, value_name = "N", alias = "maxSeqLen")]
+    max_seq_len: Option<usize>,
+    /// Most tokens of a prompt [default: what fits a sequence]
+    #[arg(long, value_name = "N", alias = "maxInputTokenLen")]
+    max_input_token_len: Option<usize>,
+    /// Most tokens that a request generates [default: what fits a sequence]
+    #[arg(long, value_name = "N", alias = "maxIterTimes")]
+    max_iter_times: Option<usize>,
+    /// Fill first_token_cost and decode_cost for every request
+    #[arg(long, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
+    report_costs: Option<bool>,
+    /// Refuse faulty requests on /v2 with 400, not 422
+    #[arg(long, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
+    triton_strict: Option<bool>,
+    /// Key of the watermark [default: 15485863]
+    #[arg(long, value_name = "N")]
+    watermark_key: Option<u64>,
+    /// Part of the vocabulary that a watermark favours [default: 0.25]
+    #[arg(long, value_name = "PART")]
+    watermark_gamma: Option<f32>,
+    /// What a watermark adds to the logits of that part [default: 2]
+    #[arg(long, value_name = "LOGIT")]
+    watermark_delta: Option<f32>,
+    /// How the model writes tool calls: auto, hermes, llama3_json, pythonic or mistral [default: auto]
+    #[arg(long, value_name = "NAME")]
+    tool_parser: Option<String>,
+    /// How the model writes its reasoning: auto, none or think [default: auto]
+    #[arg(long, value_name = "NAME")]
+    reasoning_parser: Option<String>,
 }
 
 #[derive(Args, Serialize)]
@@ -268,6 +319,7 @@ impl Command {
     /// Loads every configuration that the command needs.
     pub(crate) fn load(self) -> Result<(ProcessConfig, Service), Error> {
         let mut layers = Layers::read(self.process().file().as_deref())?;
+        layers.alias(gateway::Config::ALIASES)?;
         let process = layers.load(&self.process().options)?;
         let service = self.load_service(&mut layers)?;
         layers.finish()?;
