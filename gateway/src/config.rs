@@ -1,8 +1,13 @@
 //! Configuration of the gateway.
 
+mod keys;
+
+use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+
+pub use keys::ApiKeys;
 
 /// Every option of the gateway.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -65,6 +70,37 @@ pub struct Config {
     pub tool_parser: ToolParser,
     /// The form in which the model writes its reasoning.
     pub reasoning_parser: ReasoningParser,
+    /// PEM file with the certificate that HTTP and gRPC are served with, its issuers after it; plain text when absent.
+    pub tls_cert: Option<PathBuf>,
+    /// PEM file with that certificate's private key.
+    pub tls_key: Option<PathBuf>,
+    /// PEM file with authorities, one of which must have issued the certificate of every client; clients need none
+    /// when absent.
+    pub tls_client_ca: Option<PathBuf>,
+    /// Longest that a TLS handshake may take, seconds.
+    #[serde(with = "node::config::seconds::positive", rename = "tls_handshake_seconds")]
+    pub tls_handshake: Duration,
+    /// Keys, one of which a request must name as `Authorization: Bearer KEY`. Without any, here or in the file,
+    /// everybody is served.
+    pub api_key: ApiKeys,
+    /// File with more of them, one a line; empty lines and those that begin with `#` do not count.
+    pub api_key_file: Option<PathBuf>,
+    /// Let browsers send cookies and authorization from other origins.
+    pub allow_credentials: bool,
+    /// Origins whose pages may call, such as `https://example.org`; `*` for all.
+    pub allowed_origins: Vec<String>,
+    /// Methods that such pages may use; `*` for all.
+    pub allowed_methods: Vec<String>,
+    /// Headers that such pages may send; `*` for all.
+    pub allowed_headers: Vec<String>,
+    /// Most requests at a time on one connection of HTTP/2, gRPC's included.
+    pub streams_max: u32,
+    /// Most bytes of a gRPC message, uncompressed.
+    pub grpc_message_bytes_max: usize,
+}
+
+fn all() -> Vec<String> {
+    vec!["*".to_owned()]
 }
 
 /// Whose behaviour `/v1` follows where MLC-LLM's differs from `OpenAI`'s.
@@ -149,6 +185,18 @@ impl Default for Config {
             watermark_delta: 2.0,
             tool_parser: ToolParser::default(),
             reasoning_parser: ReasoningParser::default(),
+            tls_cert: None,
+            tls_key: None,
+            tls_client_ca: None,
+            tls_handshake: Duration::from_secs(10),
+            api_key: ApiKeys::default(),
+            api_key_file: None,
+            allow_credentials: false,
+            allowed_origins: all(),
+            allowed_methods: all(),
+            allowed_headers: all(),
+            streams_max: 1024,
+            grpc_message_bytes_max: node::MESSAGE_BYTES_MAX,
         }
     }
 }
@@ -157,17 +205,20 @@ impl Default for Config {
 const WATERMARK_DELTA_MAX: f32 = 100.0;
 
 impl Config {
-    /// Other names that options have in a configuration file: those of `MindIE`.
+    /// Other names that options have in a configuration file: those of `MindIE`, and the second ones of MLC-LLM.
     pub const ALIASES: &[(&str, &str)] = &[
         ("maxSeqLen", "max_seq_len"),
         ("maxInputTokenLen", "max_input_token_len"),
         ("maxIterTimes", "max_iter_times"),
         ("fullTextEnabled", "full_text_enabled"),
         ("maxLinkNum", "requests_max"),
+        ("allow_origins", "allowed_origins"),
+        ("allow_methods", "allowed_methods"),
+        ("allow_headers", "allowed_headers"),
     ];
 
     /// Options whose values are not shown.
-    pub const SECRETS: &[&str] = &["watermark_key"];
+    pub const SECRETS: &[&str] = &["watermark_key", "api_key"];
 
     /// Most requests that wait for their turn.
     pub fn queue_max(&self) -> usize {
@@ -204,6 +255,8 @@ impl Config {
             ("max_seq_len", self.max_seq_len, 2),
             ("max_input_token_len", self.max_input_token_len, 1),
             ("max_iter_times", self.max_iter_times, 1),
+            ("streams_max", Some(self.streams_max as usize), 1),
+            ("grpc_message_bytes_max", Some(self.grpc_message_bytes_max), 1),
         ];
         for (field, value, least) in least {
             if let Some(value) = value.filter(|value| *value < least) {

@@ -34,7 +34,7 @@ use node::{Context, Error, Listener, Services, Serving, Shutdown, serve_grpc, se
 use proto::wire::generation_service_server::GenerationServiceServer;
 use tokio::sync::{Notify, Semaphore, watch};
 
-pub use crate::config::{Config, Delimiter, Dialect, ReasoningParser, ToolParser};
+pub use crate::config::{ApiKeys, Config, Delimiter, Dialect, ReasoningParser, ToolParser};
 use crate::grpc::Generations;
 use crate::models::Models;
 use crate::ready::Readiness;

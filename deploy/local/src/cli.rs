@@ -11,6 +11,7 @@ use node::Error;
 use node::config::Layers;
 use serde::Serialize;
 
+use crate::clients::ClientOptions;
 use crate::options::{ClusterConfig, ModelChoice, ProcessConfig, ServeConfig, ServeOptions};
 use crate::single;
 
@@ -176,6 +177,9 @@ struct FrontOptions {
     /// How the model writes its reasoning: auto, none or think [default: auto]
     #[arg(long, value_name = "NAME")]
     reasoning_parser: Option<String>,
+    #[command(flatten)]
+    #[serde(flatten)]
+    clients: ClientOptions,
 }
 
 #[derive(Args, Serialize)]

@@ -4,6 +4,7 @@
 //! `single` for one service.
 
 mod cli;
+mod clients;
 mod greeting;
 pub mod options;
 pub mod serve;
