@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use proto::{FinishReason, SamplingParams, Token, TokenId};
+use serde_json::{Map, Value};
 
 /// Least repetition penalty: below it single precision has no full digits, and a division by it no bounds.
 pub const REPETITION_PENALTY_MIN: f32 = f32::MIN_POSITIVE;
@@ -29,6 +30,18 @@ pub struct Request {
     pub skip_special_tokens: bool,
     /// Total deadline; the gateway's own when absent.
     pub timeout: Option<Duration>,
+    /// Who goes first when requests wait.
+    pub priority: Priority,
+    /// How many sequences to answer with, at least 1.
+    pub n: usize,
+    /// How many sequences to generate, at least `n`: the answer is the likeliest of them.
+    pub best_of: usize,
+    /// Texts that the output never has.
+    pub bad_words: Vec<String>,
+    /// Keep only so many tokens of the prompt, at least 1; `None` keeps all.
+    pub truncate: Option<Truncate>,
+    /// The name under which another call may end this one.
+    pub stoppable: Option<String>,
     /// The answer's writer wants the prompt's text.
     pub echo: bool,
     /// What the dialect calls the fields that admission may find at fault.
@@ -47,6 +60,12 @@ impl Request {
             stop: Stop::default(),
             skip_special_tokens: true,
             timeout: None,
+            priority: Priority::default(),
+            n: 1,
+            best_of: 1,
+            bad_words: Vec::new(),
+            truncate: None,
+            stoppable: None,
             echo: false,
             names,
         }
@@ -72,22 +91,59 @@ pub enum Prompt {
         /// How many at the end were generated.
         generated: usize,
     },
-    /// A chat, rendered by the model's template.
-    Chat(Vec<Message>),
+    /// A chat, rendered by a template.
+    Chat(Box<Chat>),
 }
 
-/// One message of a chat.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Message {
-    /// Who speaks, in the template's words.
-    pub role: String,
-    /// What is said.
-    pub content: String,
-    /// The speaker's name, for templates that print it.
-    pub name: Option<String>,
+/// A chat, and how to render it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Chat {
+    /// The messages, each an object of the form that templates read: `role`, `content`, and what else it has.
+    pub messages: Vec<Value>,
+    /// The tools, in the form that templates read; `None` hides them.
+    pub tools: Option<Value>,
+    /// A template in place of the model's own.
+    pub template: Option<String>,
+    /// Further variables of the template.
+    pub variables: Map<String, Value>,
+    /// How the rendered text ends.
+    pub tail: Tail,
 }
 
-/// How much to generate.
+/// How a rendered chat ends.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Tail {
+    /// With the beginning of an assistant's message.
+    #[default]
+    Assistant,
+    /// With the last message's end.
+    Nothing,
+    /// Within the last message, which the answer continues.
+    Continue,
+}
+
+/// Which tokens of a long prompt are kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Truncate {
+    /// The last so many.
+    Last(usize),
+    /// The first so many.
+    First(usize),
+}
+
+/// Who goes first: 1 before all others, 5 after them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Priority(pub u8);
+
+impl Default for Priority {
+    /// The last.
+    fn default() -> Self {
+        Self(5)
+    }
+}
+
+/// How much to generate. None at all makes a text that ends with its length before it begins, once the prompt was
+/// computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MaxTokens {
     /// As much as fits the context.
@@ -126,6 +182,32 @@ pub struct FieldNames {
     pub stop_token_ids: &'static str,
     /// The model.
     pub model: &'static str,
+    /// Tokens before which nothing ends.
+    pub min_tokens: &'static str,
+    /// Texts that the output never has.
+    pub bad_words: &'static str,
+    /// The only tokens there may be.
+    pub allowed_token_ids: &'static str,
+    /// What is added to logits.
+    pub logit_bias: &'static str,
+    /// What the output must look like.
+    pub grammar: &'static str,
+}
+
+impl FieldNames {
+    /// The names most APIs use.
+    pub const PLAIN: Self = Self {
+        prompt: "prompt",
+        max_tokens: "max_tokens",
+        stop: "stop",
+        stop_token_ids: "stop_token_ids",
+        model: "model",
+        min_tokens: "min_tokens",
+        bad_words: "bad_words",
+        allowed_token_ids: "allowed_token_ids",
+        logit_bias: "logit_bias",
+        grammar: "grammar",
+    };
 }
 
 /// One generated token and the text that it completed.
@@ -161,6 +243,8 @@ pub enum Finish {
     Length,
     /// The grammar was complete.
     Grammar,
+    /// Another call ended it.
+    Stopped,
 }
 
 impl From<FinishReason> for Finish {
@@ -178,7 +262,7 @@ impl From<&Finish> for FinishReason {
     fn from(finish: &Finish) -> Self {
         match finish {
             Finish::Eos => Self::Eos,
-            Finish::StopToken | Finish::StopString => Self::StopToken,
+            Finish::StopToken | Finish::StopString | Finish::Stopped => Self::StopToken,
             Finish::Length => Self::Length,
             Finish::Grammar => Self::Grammar,
         }
@@ -202,5 +286,10 @@ impl Whole {
     /// Tokens generated, counting those that a resumed request brought.
     pub fn generated(&self) -> usize {
         self.tokens.last().map_or(0, |token| token.index + 1)
+    }
+
+    /// Natural logarithm of the probability of all tokens in a row.
+    pub fn cumulative_logprob(&self) -> f64 {
+        self.tokens.iter().map(|token| f64::from(token.logprob)).sum()
     }
 }

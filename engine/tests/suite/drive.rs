@@ -50,6 +50,7 @@ pub(crate) fn seeded(tokens: Vec<TokenId>, max_tokens: usize, seed: u64) -> Sequ
         presence_penalty: 0.3,
         frequency_penalty: 0.2,
         seed,
+        ..SamplingParams::default()
     };
     SequenceSpec { sampling, ..spec(tokens, max_tokens) }
 }
