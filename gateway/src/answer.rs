@@ -1,10 +1,12 @@
-//! One answer on its way: tokens from routers in, pieces of text out.
+//! One sequence of an answer on its way: tokens from routers in, pieces of text out.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::admit::Admitted;
-use crate::domain::{Piece, Request, Whole};
+use proto::{Generation, Placed, TokenId};
+
+use crate::answers::Prepared;
+use crate::domain::{Finish, Piece};
 use crate::fault::Fault;
 use crate::metrics;
 use crate::models::Model;
@@ -20,6 +22,8 @@ pub(crate) struct Started {
     pub model: Arc<Model>,
     /// Tokens of the prompt.
     pub prompt_tokens: usize,
+    /// Those tokens.
+    pub prompt: Arc<[TokenId]>,
     /// The prompt's text, if the request asks for it.
     pub prompt_text: Option<String>,
 }
@@ -27,9 +31,10 @@ pub(crate) struct Started {
 /// A running answer. Dropping it cancels the request everywhere.
 pub(crate) struct Answer {
     service: Arc<Service>,
-    started: Started,
     resume: Resume,
     call: Option<Call>,
+    /// See [`Self::placed`]; known once the call is over.
+    placed: Option<Placed>,
     transcript: Transcript,
     /// Arrival, then the time of the last token.
     last_token: Duration,
@@ -37,6 +42,8 @@ pub(crate) struct Answer {
     timing: Option<Timing>,
     /// The first piece, read before the answer was begun.
     ahead: Option<Piece>,
+    /// See [`Prepared::discard`].
+    discard: bool,
     ended: bool,
 }
 
@@ -50,34 +57,36 @@ impl Answer {
     /// Starts the request and waits for its first token, so that a refusal is known before the answer begins.
     pub(crate) async fn start(
         service: Arc<Service>,
-        request: &Request,
-        model: Arc<Model>,
-        admitted: Admitted,
+        prepared: &Prepared,
+        mut generation: Generation,
         arrived: Duration,
     ) -> Result<Self, Fault> {
-        let Admitted { mut generation, prompt_text, transcript } = admitted;
+        let Prepared { request, model, .. } = prepared;
         let now = service.clock.now();
         let deadline = arrived.saturating_add(request.deadline(service.config.timeout));
         generation.time_left = deadline.saturating_sub(now);
-        let prompt_tokens = generation.prompt_len();
+        let mut transcript = Transcript::new(&model.text, &request.stop, request.skip_special_tokens);
+        transcript.replay(&generation.tokens[generation.prompt_len()..]);
         let timing = (generation.generated == 0).then_some(Timing::First);
         let mut answer = Self {
-            started: Started { model, prompt_tokens, prompt_text },
             resume: Resume::new(generation, now, service.config.resume_window),
             service,
             call: None,
+            placed: None,
             transcript,
             last_token: arrived,
             timing,
             ahead: None,
+            discard: prepared.discard,
             ended: false,
         };
         answer.ahead = answer.next().await?;
         Ok(answer)
     }
 
-    pub(crate) fn started(&self) -> &Started {
-        &self.started
+    /// Where the sequence was placed last.
+    pub(crate) fn placed(&self) -> Option<&Placed> {
+        self.call.as_ref().map_or(self.placed.as_ref(), Call::placed)
     }
 
     /// The next piece; `None` after the last one. A fault is the last item too.
@@ -109,26 +118,9 @@ impl Answer {
         }
     }
 
-    /// The whole answer.
-    pub(crate) async fn whole(&mut self) -> Result<Whole, Fault> {
-        let (mut text, mut tokens, mut latencies) = (String::new(), Vec::new(), Vec::new());
-        loop {
-            let Some(piece) = self.next().await? else {
-                let error =
-                    proto::Error::new(proto::Reason::Internal, "the answer ended without a last token");
-                return Err(error.into());
-            };
-            text.push_str(&piece.text);
-            tokens.push(piece.token);
-            latencies.push(piece.latency);
-            if let Some(finish) = piece.finish {
-                return Ok(Whole { text, tokens, latencies, finish });
-            }
-        }
-    }
-
     fn end(&mut self) {
         self.ended = true;
+        self.placed = self.placed().cloned();
         // The engine may be past a stop string: this is what stops it.
         self.call = None;
     }
@@ -174,6 +166,15 @@ impl Answer {
         }
         self.timing = Some(Timing::Next);
         let (text, finish) = self.transcript.push(&token);
-        Piece { token, text, latency, finish }
+        if self.discard {
+            return Piece {
+                token,
+                text: String::new(),
+                latency,
+                finish: Some(Finish::Length),
+                discarded: true,
+            };
+        }
+        Piece { token, text, latency, finish, discarded: false }
     }
 }

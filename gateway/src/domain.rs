@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use proto::{FinishReason, SamplingParams, Token, TokenId};
+use proto::{FinishReason, PromptReport, SamplingParams, Token, TokenId};
 use serde_json::{Map, Value};
 
 /// Least repetition penalty: below it single precision has no full digits, and a division by it no bounds.
@@ -42,6 +42,8 @@ pub struct Request {
     pub truncate: Option<Truncate>,
     /// The name under which another call may end this one.
     pub stoppable: Option<String>,
+    /// Answer with the likeliest sequence first, also when all are returned.
+    pub ranked: bool,
     /// The answer's writer wants the prompt's text.
     pub echo: bool,
     /// What the dialect calls the fields that admission may find at fault.
@@ -63,6 +65,7 @@ impl Request {
             priority: Priority::default(),
             n: 1,
             best_of: 1,
+            ranked: false,
             bad_words: Vec::new(),
             truncate: None,
             stoppable: None,
@@ -221,12 +224,14 @@ pub struct Piece {
     pub latency: Duration,
     /// Set on the last piece.
     pub finish: Option<Finish>,
+    /// The token was computed for the sake of its prompt and is no part of the answer, which has none.
+    pub discarded: bool,
 }
 
 impl Piece {
     /// Tokens generated so far, this one included.
     pub fn generated(&self) -> usize {
-        self.token.index + 1
+        if self.discarded { self.token.index } else { self.token.index + 1 }
     }
 }
 
@@ -237,8 +242,8 @@ pub enum Finish {
     Eos,
     /// A stop token.
     StopToken,
-    /// A stop string.
-    StopString,
+    /// A stop string, this one.
+    StopString(String),
     /// The most tokens asked for, or the end of the context.
     Length,
     /// The grammar was complete.
@@ -262,7 +267,7 @@ impl From<&Finish> for FinishReason {
     fn from(finish: &Finish) -> Self {
         match finish {
             Finish::Eos => Self::Eos,
-            Finish::StopToken | Finish::StopString | Finish::Stopped => Self::StopToken,
+            Finish::StopToken | Finish::StopString(_) | Finish::Stopped => Self::StopToken,
             Finish::Length => Self::Length,
             Finish::Grammar => Self::Grammar,
         }
@@ -278,6 +283,8 @@ pub struct Whole {
     pub tokens: Vec<Token>,
     /// See [`Piece::latency`]; one per token.
     pub latencies: Vec<Duration>,
+    /// What computing the prompt has told, where it is known.
+    pub prompt: Option<Box<PromptReport>>,
     /// Why it ended.
     pub finish: Finish,
 }

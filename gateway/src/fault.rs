@@ -55,12 +55,17 @@ pub enum Fault {
     /// No model of this name is served.
     #[error("model {0:?} is not served here")]
     Model(String),
-    /// As many requests as may run are running.
-    #[error("{limit} requests are running, which is the most; try again later")]
+    /// As many requests as may run and wait do.
+    #[error("{running} requests are running and {waiting} wait, which is the most; try again later")]
     Busy {
-        /// How many may run.
-        limit: usize,
+        /// How many run.
+        running: usize,
+        /// How many wait.
+        waiting: usize,
     },
+    /// Another call has ended this one.
+    #[error("the request was stopped")]
+    Stopped,
     /// Nothing can be served yet, or no longer.
     #[error("{0}")]
     NotReady(String),
@@ -84,6 +89,7 @@ impl Fault {
             Self::BodyTimeout { .. } => Reason::Deadline,
             Self::Model(_) => Reason::ModelNotFound,
             Self::Busy { .. } => Reason::QueueFull,
+            Self::Stopped => Reason::Cancelled,
             Self::NotReady(_) => Reason::WorkerLost,
             Self::Service(error) => error.reason,
         }

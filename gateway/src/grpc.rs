@@ -15,7 +15,7 @@ use proto::{Error, FinishReason, SamplingParams};
 use tonic::{Response, Status};
 use uuid::Uuid;
 
-use crate::answer::Answer;
+use crate::answers::Answers;
 use crate::dialect::Family;
 use crate::dialect::mindie::{MindIe, check_id};
 use crate::domain::{FieldNames, MaxTokens, Piece, Prompt, REPETITION_PENALTY_MIN, Request, Stop};
@@ -23,13 +23,7 @@ use crate::fault::Fault;
 use crate::metrics;
 use crate::service::{Service, Ticket};
 
-const NAMES: FieldNames = FieldNames {
-    prompt: "prompt",
-    max_tokens: "max_tokens",
-    stop: "stop",
-    stop_token_ids: "stop_token_ids",
-    model: "model",
-};
+const NAMES: FieldNames = FieldNames::PLAIN;
 
 const DIALECT: &str = "grpc";
 
@@ -60,7 +54,7 @@ impl GenerationService for Generations {
         let stream = futures::stream::unfold(Some(answering), |answering| async move {
             let mut answering = answering?;
             match answering.answer.next().await {
-                Ok(Some(piece)) => Some((Ok(answering.response(piece)), Some(answering))),
+                Ok(Some((_, piece))) => Some((Ok(answering.response(piece)), Some(answering))),
                 Ok(None) => None,
                 Err(fault) => {
                     answering.ticket.ended(status_of(&fault));
@@ -82,16 +76,16 @@ impl GenerationService for Generations {
 }
 
 impl Generations {
-    async fn start(&self, request: GenerateRequest, ticket: &mut Ticket) -> Result<(String, Answer), Fault> {
+    async fn start(&self, request: GenerateRequest, ticket: &mut Ticket) -> Result<(String, Answers), Fault> {
         let (id, request) = parse(request)?;
-        let answer = self.service.start(request, ticket).await?;
+        let answer = self.service.start(vec![request], ticket).await?;
         Ok((id, answer))
     }
 }
 
 struct Answering {
     id: String,
-    answer: Answer,
+    answer: Answers,
     ticket: Ticket,
     ttft: Option<Duration>,
 }
@@ -104,7 +98,7 @@ impl Answering {
         if finish.is_some() {
             self.ticket.ended(200);
         }
-        let started = self.answer.started();
+        let started = &self.answer.started()[0];
         let token = proto::Token { finish, ..piece.token };
         GenerateResponse {
             id: self.id.clone(),

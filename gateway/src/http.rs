@@ -15,7 +15,7 @@ use http::header::{CACHE_CONTROL, CONTENT_ENCODING, CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use tower_http::catch_panic::CatchPanicLayer;
 
-use crate::answer::Answer;
+use crate::answers::Answers;
 use crate::dialect::mindie::MindIe;
 use crate::dialect::openai::{self, OpenAi};
 use crate::dialect::triton::{self, Envelope};
@@ -137,7 +137,7 @@ async fn serve<F: Family, W: Writer>(
             ticket.ended(StatusCode::OK.as_u16());
             ([(CONTENT_TYPE, JSON)], body).into_response()
         }
-        Ok(Out::Stream(answer, writer)) => stream::<F, W>(*answer, writer, ticket),
+        Ok(Out::Stream(answers, writer)) => stream::<F, W>(*answers, writer, ticket),
         Err(fault) => {
             let response = refusal::<F>(&fault);
             ticket.ended(response.status().as_u16());
@@ -148,7 +148,7 @@ async fn serve<F: Family, W: Writer>(
 
 enum Out<W> {
     Whole(Bytes),
-    Stream(Box<Answer>, W),
+    Stream(Box<Answers>, W),
 }
 
 async fn answer<F: Family, W: Writer>(
@@ -158,14 +158,14 @@ async fn answer<F: Family, W: Writer>(
     parse: impl FnOnce(&Service, &[u8]) -> Result<Call<W>, Fault>,
 ) -> Result<Out<W>, Fault> {
     let body = read_body(service, request).await?;
-    let Call { request, mut writer, stream } = parse(service, &body)?;
+    let Call { requests, mut writer, stream } = parse(service, &body)?;
     drop(body);
-    let mut answer = service.start(request, ticket).await?;
+    let mut answers = service.start(requests, ticket).await?;
     if stream {
-        return Ok(Out::Stream(Box::new(answer), writer));
+        return Ok(Out::Stream(Box::new(answers), writer));
     }
-    let whole = answer.whole().await?;
-    Ok(Out::Whole(writer.whole(answer.started(), &whole)))
+    let wholes = answers.whole().await?;
+    Ok(Out::Whole(writer.whole(answers.started(), &wholes)))
 }
 
 /// The whole body. What its headers already rule out is refused before any of it is read.
@@ -200,10 +200,10 @@ fn check_encoding(headers: &HeaderMap) -> Result<(), Fault> {
 
 /// Sends an answer piece by piece. Each event is a chunk of its own, so that clients that take a chunk for an event
 /// are right. When the client goes away the body is dropped, and with it the request everywhere.
-fn stream<F: Family, W: Writer>(answer: Answer, mut writer: W, ticket: Ticket) -> Response {
+fn stream<F: Family, W: Writer>(answers: Answers, mut writer: W, ticket: Ticket) -> Response {
     let mut events = Events::new();
-    writer.begin(answer.started(), &mut events);
-    let state = Streaming { answer, writer, ticket, waiting: events.into(), ended: false };
+    writer.begin(answers.started(), &mut events);
+    let state = Streaming { answers, writer, ticket, waiting: events.into(), ended: false };
     let body = futures::stream::unfold(state, |mut state| async move {
         let event = state.next::<F>().await?;
         Some((Ok::<_, std::convert::Infallible>(event), state))
@@ -216,7 +216,7 @@ fn stream<F: Family, W: Writer>(answer: Answer, mut writer: W, ticket: Ticket) -
 }
 
 struct Streaming<W> {
-    answer: Answer,
+    answers: Answers,
     writer: W,
     ticket: Ticket,
     /// Events that are written and not sent.
@@ -235,9 +235,9 @@ impl<W: Writer> Streaming<W> {
             }
             let mut events = Events::new();
             // A panic becomes the last event: a stream is never cut without a word.
-            let next = AssertUnwindSafe(self.answer.next()).catch_unwind().await;
+            let next = AssertUnwindSafe(self.answers.next()).catch_unwind().await;
             match next.unwrap_or_else(|panic| Err(panic_fault(&*panic))) {
-                Ok(Some(piece)) => self.writer.piece(&piece, &mut events),
+                Ok(Some((choice, piece))) => self.writer.piece(choice, &piece, &mut events),
                 Ok(None) => {
                     self.writer.end(&mut events);
                     self.end(StatusCode::OK);

@@ -1,7 +1,8 @@
 //! Text in, text out: the only part of Baton that knows either.
 //!
 //! A request comes in by one of several APIs. Its dialect turns the JSON into the one [`domain::Request`];
-//! admission (`admit`) fits that to a model, as tokens; an answer (`answer`) asks a router for tokens, carries
+//! admission (`admit`) fits that to a model, as tokens; it waits for its turn (`queue`); its `answers`, one `answer` for
+//! each sequence, ask a router for tokens, carry
 //! the request on through another when that one dies ([`resume`]), and turns tokens into [`domain::Piece`]s of text
 //! ([`text`]); the dialect writes those in its own framing. Fronts (`http`, `grpc`) move bytes and nothing else.
 //!
@@ -10,6 +11,7 @@
 
 mod admit;
 mod answer;
+mod answers;
 mod config;
 mod dialect;
 pub mod domain;
@@ -18,6 +20,7 @@ mod grpc;
 mod http;
 mod metrics;
 pub mod models;
+mod queue;
 mod ready;
 pub mod resume;
 mod route;
@@ -28,7 +31,7 @@ pub mod text;
 #[path = "../tests/suite/support/bundle.rs"]
 mod bundle;
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use node::{Context, Error, Listener, Services, Serving, Shutdown, serve_grpc, serve_http};
 use proto::wire::generation_service_server::GenerationServiceServer;
@@ -37,6 +40,7 @@ use tokio::sync::{Notify, Semaphore, watch};
 pub use crate::config::{ApiKeys, Config, Delimiter, Dialect, ReasoningParser, ToolParser};
 use crate::grpc::Generations;
 use crate::models::Models;
+use crate::queue::Queue;
 use crate::ready::Readiness;
 use crate::route::Routers;
 use crate::service::{Service, unix_seconds};
@@ -70,6 +74,7 @@ pub async fn bind(config: Config, context: Context) -> Result<Gateway, Error> {
         doubt: doubt.clone(),
         ready,
     };
+    let in_house = config.requests_max.saturating_add(config.queue_max()).min(Semaphore::MAX_PERMITS);
     let service = Arc::new(Service {
         clock: context.clock,
         shutdown: context.shutdown.clone(),
@@ -78,7 +83,9 @@ pub async fn bind(config: Config, context: Context) -> Result<Gateway, Error> {
         served: models.served(),
         ready: ready_now,
         doubt,
-        permits: Arc::new(Semaphore::new(config.requests_max.min(Semaphore::MAX_PERMITS))),
+        house: Arc::new(Semaphore::new(in_house)),
+        queue: Arc::new(Queue::new(config.requests_max, config.queue_max())),
+        stoppable: Mutex::default(),
         started_at: unix_seconds(),
         config,
     });

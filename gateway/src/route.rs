@@ -8,7 +8,7 @@ use node::{Channel, Clock, Member, Network};
 use proto::convert::is_transport;
 use proto::wire::router_client::RouterClient;
 use proto::wire::{RouteRequest, route_event};
-use proto::{Error, Generation, Reason, Role, Token};
+use proto::{Error, Generation, Placed, Reason, Role, Token};
 use tokio::sync::watch;
 use tonic::Streaming;
 
@@ -93,7 +93,7 @@ impl Routers {
         let Some(router) = self.pick() else { return Err(Event::NoRouter) };
         let request = RouteRequest { generation: Some(generation.into()) };
         match self.client(&router).route(request).await {
-            Ok(response) => Ok(Call { router, events: response.into_inner() }),
+            Ok(response) => Ok(Call { router, events: response.into_inner(), placed: None }),
             Err(status) => Err(self.failed(&router, status)),
         }
     }
@@ -123,6 +123,10 @@ impl Routers {
                         decode = placed.decode,
                         "request placed"
                     );
+                    match Placed::try_from(placed) {
+                        Ok(placed) => call.placed = Some(placed),
+                        Err(error) => return Event::Refused(error),
+                    }
                 }
                 None => {}
             }
@@ -150,6 +154,14 @@ impl Routers {
 pub(crate) struct Call {
     router: String,
     events: Streaming<proto::wire::RouteEvent>,
+    placed: Option<Placed>,
+}
+
+impl Call {
+    /// Where the router has placed the request last.
+    pub(crate) fn placed(&self) -> Option<&Placed> {
+        self.placed.as_ref()
+    }
 }
 
 #[cfg(test)]

@@ -1,21 +1,28 @@
 //! What every front of the gateway (HTTP, gRPC) works with: admission, models, readiness.
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use node::{Busy, Clock, Shutdown, Tasks};
 use proto::{Reason, RequestId};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
+use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use crate::Config;
 use crate::admit::admit;
-use crate::answer::Answer;
-use crate::domain::Request;
+use crate::answers::Answers;
+use crate::domain::{Priority, Request};
 use crate::fault::Fault;
 use crate::metrics::{self, CLIENT_GONE, State};
 use crate::models::{Model, Served};
+use crate::queue::{Full, Place, Queue};
+use crate::resume::past_deadline;
 use crate::route::Routers;
+
+/// Most sequences of one call: prompts times sequences of each.
+const SEQUENCES_MAX: usize = 2048;
 
 /// Shared by all requests.
 pub(crate) struct Service {
@@ -28,7 +35,12 @@ pub(crate) struct Service {
     pub(crate) ready: watch::Receiver<bool>,
     /// Told when a failure makes readiness doubtful.
     pub(crate) doubt: Arc<Notify>,
-    pub(crate) permits: Arc<Semaphore>,
+    /// Bounds the requests in the house, those whose body still arrives included.
+    pub(crate) house: Arc<Semaphore>,
+    /// Bounds those that run.
+    pub(crate) queue: Arc<Queue>,
+    /// The calls that may be stopped by name.
+    pub(crate) stoppable: Mutex<HashMap<String, Vec<CancellationToken>>>,
     /// When the gateway started, seconds of Unix time.
     pub(crate) started_at: u64,
 }
@@ -39,13 +51,14 @@ impl Service {
         *self.ready.borrow() && !self.shutdown.is_draining()
     }
 
-    /// Lets a request in, if one more may run.
+    /// Lets a request into the house, if as many as may run and wait are not there already.
     pub(crate) fn ticket(&self, dialect: &'static str) -> Result<Ticket, Fault> {
         if self.shutdown.is_draining() {
             return Err(Fault::NotReady("the server is shutting down".to_owned()));
         }
-        let Ok(permit) = self.permits.clone().try_acquire_owned() else {
-            return Err(Fault::Busy { limit: self.config.requests_max });
+        let Ok(permit) = self.house.clone().try_acquire_owned() else {
+            let (running, waiting) = (self.config.requests_max, self.config.queue_max());
+            return Err(Fault::Busy { running, waiting });
         };
         State::Waiting.enter();
         Ok(Ticket {
@@ -53,6 +66,7 @@ impl Service {
             arrived: self.clock.now(),
             state: State::Waiting,
             status: CLIENT_GONE,
+            place: None,
             _permit: permit,
             _busy: self.shutdown.busy(),
         })
@@ -78,27 +92,65 @@ impl Service {
         }
     }
 
-    /// Admits the request, asks for its tokens and waits for the first.
+    /// Admits the requests of one call, waits for its turn, asks for their tokens and waits for the first.
     pub(crate) async fn start(
         self: &Arc<Self>,
-        request: Request,
+        requests: Vec<Request>,
         ticket: &mut Ticket,
-    ) -> Result<Answer, Fault> {
-        let model = self.model(request.model.as_deref(), request.names.model)?;
-        let id = RequestId(Uuid::new_v4().simple().to_string());
-        let seed = draw_seed();
-        tracing::debug!(request = %id, model = model.description.name, "request admitted");
-        let (request, admitted) = {
-            let model = model.clone();
-            let admission = move || {
-                let admitted = admit(&request, &model, id, seed);
-                (request, admitted)
-            };
-            self.tasks.spawn_blocking("admit", admission).await?
+    ) -> Result<Answers, Fault> {
+        let (Some(first), sequences) =
+            (requests.first(), requests.iter().map(|request| request.best_of).sum())
+        else {
+            return Err(Fault::Body("expected at least one prompt".to_owned()));
         };
-        let answer = Answer::start(self.clone(), &request, model, admitted?, ticket.arrived).await?;
+        check_sequences(sequences, first.names.prompt)?;
+        let model = self.model(first.model.as_deref(), first.names.model)?;
+        let priority = first.priority;
+        let deadline = ticket.arrived.saturating_add(first.deadline(self.config.timeout));
+        let id = Uuid::new_v4().simple().to_string();
+        tracing::debug!(request = id, model = model.description.name, sequences, "request admitted");
+        let service = self.clone();
+        let admission = move || {
+            let several = requests.len() > 1;
+            let prepared = requests.into_iter().enumerate().map(|(index, request)| {
+                let id = if several { format!("{id}-p{index}") } else { id.clone() };
+                admit(request, &model, &service.config, RequestId(id))
+            });
+            prepared.collect::<Result<Vec<_>, _>>()
+        };
+        let prepared = self.tasks.spawn_blocking("admit", admission).await??;
+        ticket.place = Some(self.place(priority, deadline).await?);
+        let answers = Answers::start(self.clone(), prepared, ticket.arrived).await?;
         ticket.running();
-        Ok(answer)
+        Ok(answers)
+    }
+
+    /// A place among those that run, before the deadline.
+    async fn place(&self, priority: Priority, deadline: Duration) -> Result<Place, Fault> {
+        let left = deadline.saturating_sub(self.clock.now());
+        tokio::select! {
+            placed = tokio::time::timeout(left, self.queue.place(priority)) => match placed {
+                Ok(Ok(place)) => Ok(place),
+                Ok(Err(Full { running, waiting })) => Err(Fault::Busy { running, waiting }),
+                Err(_) => Err(past_deadline().into()),
+            },
+            () = self.shutdown.stopped() => Err(Fault::NotReady("the server stopped".to_owned())),
+        }
+    }
+
+    /// Lets [`stop`](Self::stop) end a call by this name, as long as the guard lives.
+    pub(crate) fn stoppable(self: &Arc<Self>, name: String, stopped: CancellationToken) -> Stoppable {
+        let mut calls = self.stoppable.lock().unwrap_or_else(PoisonError::into_inner);
+        calls.entry(name.clone()).or_default().push(stopped.clone());
+        Stoppable { service: self.clone(), name, stopped }
+    }
+
+    /// Ends the running calls of that name. False when there is none.
+    pub(crate) fn stop(&self, name: &str) -> bool {
+        let calls = self.stoppable.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(calls) = calls.get(name) else { return false };
+        calls.iter().for_each(CancellationToken::cancel);
+        true
     }
 
     /// A failure that says something about the cluster puts readiness in doubt.
@@ -114,7 +166,16 @@ pub(crate) fn unix_seconds() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
-fn draw_seed() -> u64 {
+/// Refuses a call of more sequences than one may have.
+fn check_sequences(count: usize, field: &str) -> Result<(), Fault> {
+    if count <= SEQUENCES_MAX {
+        return Ok(());
+    }
+    Err(Fault::field(field, format!("expected at most {SEQUENCES_MAX} sequences in all, got {count}")))
+}
+
+/// A seed that nobody chose.
+pub(crate) fn draw_seed() -> u64 {
     let mut bytes = [0; 8];
     getrandom::fill(&mut bytes).expect("the operating system's random source");
     u64::from_le_bytes(bytes)
@@ -127,8 +188,31 @@ pub(crate) struct Ticket {
     state: State,
     /// What the request is counted as when this is dropped.
     status: u16,
+    /// Its place among those that run.
+    place: Option<Place>,
     _permit: OwnedSemaphorePermit,
     _busy: Busy,
+}
+
+/// A call that can be stopped by name.
+pub(crate) struct Stoppable {
+    service: Arc<Service>,
+    name: String,
+    stopped: CancellationToken,
+}
+
+impl Drop for Stoppable {
+    fn drop(&mut self) {
+        // Calls of one name differ by their tokens, of which a cancelled one is nobody's but this call's.
+        self.stopped.cancel();
+        let mut calls = self.service.stoppable.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(same) = calls.get_mut(&self.name) {
+            same.retain(|stopped| !stopped.is_cancelled());
+            if same.is_empty() {
+                calls.remove(&self.name);
+            }
+        }
+    }
 }
 
 impl Ticket {

@@ -44,7 +44,10 @@ pub struct Text {
     vocabulary: Arc<Vocabulary>,
     bos: Option<TokenId>,
     end_ids: Vec<TokenId>,
-    template: Option<Result<ChatTemplate, String>>,
+    /// The texts of the tokens that begin and end a sequence, as templates write them.
+    ends: (String, String),
+    /// The template's source, and what became of it.
+    template: Option<(String, Result<ChatTemplate, String>)>,
 }
 
 /// How the tokenizer wants its spaces.
@@ -70,8 +73,11 @@ impl Text {
             vocabulary: Arc::new(Vocabulary::new(content)),
             bos: content.bos.filter(|_| content.add_bos),
             end_ids: content.end_ids.clone(),
+            ends: (content.token(content.bos).to_owned(), content.token(content.eos).to_owned()),
             template: content.chat_template.as_ref().map(|source| {
-                ChatTemplate::new(source, content.token(content.bos), content.token(content.eos))
+                let template =
+                    ChatTemplate::new(source, content.token(content.bos), content.token(content.eos));
+                (source.clone(), template)
             }),
         })
     }
@@ -157,9 +163,25 @@ impl Text {
     ) -> Result<String, Error> {
         match &self.template {
             None => Err(Error::Template("the model has none".to_owned())),
-            Some(Err(error)) => Err(Error::Template(error.clone())),
-            Some(Ok(template)) => template.render(messages, extra),
+            Some((_, Err(error))) => Err(Error::Template(error.clone())),
+            Some((_, Ok(template))) => template.render(messages, extra),
         }
+    }
+
+    /// The same by another template than the model's own.
+    pub fn render_chat_by(
+        &self,
+        source: &str,
+        messages: &serde_json::Value,
+        extra: &serde_json::Value,
+    ) -> Result<String, Error> {
+        let (begin, end) = &self.ends;
+        ChatTemplate::new(source, begin, end).map_err(Error::Template)?.render(messages, extra)
+    }
+
+    /// The source of the model's chat template.
+    pub fn chat_template(&self) -> Option<&str> {
+        self.template.as_ref().map(|(source, _)| source.as_str())
     }
 }
 

@@ -51,6 +51,7 @@ fn status_of(fault: &Fault) -> (StatusCode, &'static str) {
         Fault::Encoding(_) => (StatusCode::UNSUPPORTED_MEDIA_TYPE, INPUT),
         Fault::Path(_) | Fault::Model(_) => (StatusCode::NOT_FOUND, NOT_FOUND),
         Fault::Method { .. } => (StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed"),
+        Fault::Stopped => (StatusCode::FAILED_DEPENDENCY, "Generation Error"),
         Fault::Busy { .. } => (StatusCode::TOO_MANY_REQUESTS, OVERLOADED),
         Fault::NotReady(_) => (StatusCode::SERVICE_UNAVAILABLE, UNAVAILABLE),
         Fault::Service(error) => match error.reason {
@@ -108,7 +109,7 @@ mod tests {
             r#"{"error":"parameters.top_k: expected an integer","error_type":"Input Validation Error"}"#
         );
         assert_eq!(MindIe::refusal(&Fault::Model("x".into())).0, 404);
-        assert_eq!(MindIe::refusal(&Fault::Busy { limit: 1 }).0, 429);
+        assert_eq!(MindIe::refusal(&Fault::Busy { running: 1, waiting: 2 }).0, 429);
         assert_eq!(MindIe::refusal(&proto::Error::new(Reason::Deadline, "late").into()).0, 408);
         assert_eq!(MindIe::refusal(&proto::Error::new(Reason::WorkerLost, "gone").into()).0, 503);
         assert_eq!(MindIe::refusal(&proto::Error::new(Reason::ChecksumMismatch, "bad").into()).0, 424);

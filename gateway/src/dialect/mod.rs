@@ -16,10 +16,12 @@ use crate::answer::Started;
 use crate::domain::{Piece, Request, Whole};
 use crate::fault::Fault;
 
-/// A parsed call: what is asked for, and who writes the answer.
+/// A parsed call: what is asked for, and who writes the answer. Its choices are numbered prompt by prompt, as many for
+/// each as its request's `n` (`best_of` in a stream).
 #[derive(Debug)]
 pub(crate) struct Call<W> {
-    pub(crate) request: Request,
+    /// One for each prompt, at least one; they differ in their prompts alone.
+    pub(crate) requests: Vec<Request>,
     pub(crate) writer: W,
     pub(crate) stream: bool,
 }
@@ -32,16 +34,16 @@ pub(crate) trait Writer: Send + 'static {
     /// The content type of a stream.
     const STREAM_TYPE: &'static str;
 
-    /// The answer begins; its first piece comes next.
-    fn begin(&mut self, started: &Started, events: &mut Events);
-    /// A piece; the last one has its finish set, and nothing but [`Self::end`] follows it.
-    fn piece(&mut self, piece: &Piece, events: &mut Events);
+    /// The answer begins; its first piece comes next. `started` has an entry for each prompt.
+    fn begin(&mut self, started: &[Started], events: &mut Events);
+    /// A piece of a choice; each choice's last one has its finish set. After the last of all [`Self::end`] follows.
+    fn piece(&mut self, choice: usize, piece: &Piece, events: &mut Events);
     /// The answer was complete.
     fn end(&mut self, events: &mut Events);
     /// The answer failed after it began: the last event.
     fn fault(&mut self, fault: &Fault) -> Bytes;
-    /// The body of an answer in one piece.
-    fn whole(&mut self, started: &Started, whole: &Whole) -> Bytes;
+    /// The body of an answer in one piece; `wholes` has an entry for each choice.
+    fn whole(&mut self, started: &[Started], wholes: &[Whole]) -> Bytes;
 }
 
 /// A family of APIs that refuse in the same way.
@@ -91,7 +93,13 @@ pub(crate) mod tests {
         let text = Arc::new(bundle.open().unwrap());
         let token_bytes_max = crate::models::token_bytes_max(&text);
         let model = Model { description, text, token_bytes_max };
-        Started { model: Arc::new(model), prompt_tokens, prompt_text: prompt_text.map(ToOwned::to_owned) }
+        let prompt = vec![7; prompt_tokens].into();
+        Started {
+            model: Arc::new(model),
+            prompt_tokens,
+            prompt,
+            prompt_text: prompt_text.map(ToOwned::to_owned),
+        }
     }
 
     /// Pieces with these texts, 5 ms apart, the last with this finish.
@@ -108,7 +116,13 @@ pub(crate) mod tests {
                 finish: finish.as_ref().map(FinishReason::from),
                 ..Token::default()
             };
-            Piece { token, text: (*text).to_owned(), latency: Duration::from_micros(5250), finish }
+            Piece {
+                token,
+                text: (*text).to_owned(),
+                latency: Duration::from_micros(5250),
+                finish,
+                discarded: false,
+            }
         };
         texts.iter().enumerate().map(piece).collect()
     }
@@ -119,6 +133,7 @@ pub(crate) mod tests {
             text: pieces.iter().map(|piece| piece.text.as_str()).collect(),
             tokens: pieces.iter().map(|piece| piece.token.clone()).collect(),
             latencies: pieces.iter().map(|piece| piece.latency).collect(),
+            prompt: None,
             finish: pieces.last().and_then(|piece| piece.finish.clone()).expect("a last piece"),
         }
     }
@@ -126,9 +141,9 @@ pub(crate) mod tests {
     /// All that a writer streams, event by event.
     pub(crate) fn streamed(writer: &mut impl Writer, started: &Started, pieces: &[Piece]) -> Vec<String> {
         let mut events = Events::new();
-        writer.begin(started, &mut events);
+        writer.begin(std::slice::from_ref(started), &mut events);
         for piece in pieces {
-            writer.piece(piece, &mut events);
+            writer.piece(0, piece, &mut events);
         }
         writer.end(&mut events);
         events.iter().map(|event| String::from_utf8(event.to_vec()).unwrap()).collect()

@@ -14,6 +14,8 @@ pub struct Transcript {
     decoder: Incremental,
     stop_strings: StopStrings,
     include_stop: bool,
+    /// Tokens before which no stop string counts.
+    min_tokens: usize,
 }
 
 impl Transcript {
@@ -23,6 +25,7 @@ impl Transcript {
             decoder: text.decoder(skip_special),
             stop_strings: StopStrings::new(&stop.strings, stop.include),
             include_stop: stop.include,
+            min_tokens: stop.min_tokens,
         }
     }
 
@@ -44,9 +47,12 @@ impl Transcript {
         if token.finish.is_some() {
             fresh.push_str(&self.decoder.finish());
         }
+        if token.index + 1 < self.min_tokens && token.finish.is_none() {
+            return (fresh, None);
+        }
         let mut out = String::new();
-        if self.stop_strings.push(&fresh, &mut out) {
-            return (out, Some(Finish::StopString));
+        if let Some(found) = self.stop_strings.push(&fresh, &mut out) {
+            return (out, Some(Finish::StopString(found)));
         }
         if token.finish.is_some() {
             self.stop_strings.finish(&mut out);

@@ -81,9 +81,9 @@ impl StopStrings {
         }
     }
 
-    /// Takes more text and appends to `out` what is now certain. True when a stop string was found: then `out` has
-    /// all there is.
-    pub fn push(&mut self, text: &str, out: &mut String) -> bool {
+    /// Takes more text and appends to `out` what is now certain. When a stop string was found it is the answer, and
+    /// `out` has all there is.
+    pub fn push(&mut self, text: &str, out: &mut String) -> Option<String> {
         let before = self.held.len();
         self.held.push_str(text);
         for (at, byte) in text.bytes().enumerate() {
@@ -93,13 +93,14 @@ impl StopStrings {
                 let end = before + at + 1;
                 // Both are borders of characters: a stop string is whole characters.
                 out.push_str(&self.held[..if self.include { end } else { end - ends }]);
+                let found = self.held[end - ends..end].to_owned();
                 self.held.clear();
-                return true;
+                return Some(found);
             }
         }
         let certain = self.held.len() - self.nodes[self.state as usize].depth as usize;
         out.extend(self.held.drain(..certain));
-        false
+        None
     }
 
     /// No more text comes: appends what was held back.
@@ -143,7 +144,7 @@ mod tests {
         let mut finder = StopStrings::new(stops, include);
         let mut out = String::new();
         for piece in pieces {
-            if finder.push(piece, &mut out) {
+            if finder.push(piece, &mut out).is_some() {
                 return (out, true);
             }
         }
@@ -178,11 +179,11 @@ mod tests {
         let stops = strings(&["EFGHI"]);
         let mut finder = StopStrings::new(&stops, false);
         let mut out = String::new();
-        assert!(!finder.push("ABCDEF", &mut out));
+        assert_eq!(finder.push("ABCDEF", &mut out), None);
         assert_eq!(out, "ABCD");
-        assert!(!finder.push("GHX", &mut out));
+        assert_eq!(finder.push("GHX", &mut out), None);
         assert_eq!(out, "ABCDEFGHX");
-        assert!(!finder.push("EF", &mut out));
+        assert_eq!(finder.push("EF", &mut out), None);
         finder.finish(&mut out);
         assert_eq!(out, "ABCDEFGHXEF");
     }
@@ -191,7 +192,7 @@ mod tests {
     fn without_stop_strings_nothing_is_held() {
         let mut finder = StopStrings::new(&[], false);
         let mut out = String::new();
-        assert!(!finder.push("abc", &mut out));
+        assert_eq!(finder.push("abc", &mut out), None);
         assert_eq!(out, "abc");
     }
 
@@ -220,7 +221,7 @@ mod tests {
                 let found = finder.push(&text[at..=at], &mut out);
                 prop_assert!(!out.contains(&stop));
                 prop_assert!(text.starts_with(&out));
-                if found {
+                if found.is_some() {
                     break;
                 }
             }

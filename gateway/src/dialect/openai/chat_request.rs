@@ -3,12 +3,12 @@
 use std::ops::Bound::Included;
 
 use proto::{SamplingParams, TokenId};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::ChatWriter;
 use crate::dialect::fields::{Fields, Integers, shown, unexpected, unsigned};
 use crate::dialect::{Call, parts};
-use crate::domain::{FieldNames, MaxTokens, Message, Prompt, REPETITION_PENALTY_MIN, Request, Stop};
+use crate::domain::{Chat, FieldNames, MaxTokens, Prompt, REPETITION_PENALTY_MIN, Request, Stop};
 use crate::fault::Fault;
 
 const ROUTE: &str = "/v1/chat/completions";
@@ -32,23 +32,17 @@ pub(crate) fn parse(body: &[u8]) -> Result<Call<ChatWriter>, Fault> {
     refuse_what_is_not_served(&mut fields)?;
     fields.finish(ROUTE);
 
-    let names = FieldNames {
-        prompt: "messages",
-        max_tokens: max_tokens_field,
-        stop: "stop",
-        stop_token_ids: "stop_token_ids",
-        model: "model",
-    };
-    let mut request = Request::new(Prompt::Chat(messages), names);
+    let names = FieldNames { prompt: "messages", max_tokens: max_tokens_field, ..FieldNames::PLAIN };
+    let mut request = Request::new(Prompt::Chat(Box::new(Chat { messages, ..Chat::default() })), names);
     request.model = model;
     request.sampling = sampling;
     request.seed = seed;
     request.max_tokens = max_tokens;
     request.stop = stop;
-    Ok(Call { request, writer: ChatWriter::new(include_usage), stream })
+    Ok(Call { requests: vec![request], writer: ChatWriter::new(include_usage), stream })
 }
 
-fn messages(value: &Value) -> Result<Vec<Message>, Fault> {
+fn messages(value: &Value) -> Result<Vec<Value>, Fault> {
     let Value::Array(list) = value else {
         return Err(unexpected("messages", "a list of messages", value));
     };
@@ -61,7 +55,7 @@ fn messages(value: &Value) -> Result<Vec<Message>, Fault> {
         .collect()
 }
 
-fn message(value: Value, path: &str) -> Result<Message, Fault> {
+fn message(value: Value, path: &str) -> Result<Value, Fault> {
     let mut fields = Fields::of(value, path, Integers::Whole)?;
     let role = fields.string("role")?.ok_or_else(|| fields.fault("role", "is required"))?;
     if !ROLES.contains(&role.as_str()) {
@@ -81,7 +75,11 @@ fn message(value: Value, path: &str) -> Result<Message, Fault> {
     fields.finish(ROUTE);
     // Templates know the older word.
     let role = if role == "developer" { "system".to_owned() } else { role };
-    Ok(Message { role, content, name })
+    let mut message = json!({"role": role, "content": content});
+    if let Some(name) = name {
+        message["name"] = name.into();
+    }
+    Ok(message)
 }
 
 /// The most tokens, and the field that said so: the newer name wins.
@@ -196,7 +194,9 @@ mod tests {
     use super::*;
 
     fn read(body: &Value) -> Result<Request, String> {
-        parse(body.to_string().as_bytes()).map(|call| call.request).map_err(|fault| fault.to_string())
+        parse(body.to_string().as_bytes())
+            .map(|call| call.requests[0].clone())
+            .map_err(|fault| fault.to_string())
     }
 
     fn with(extra: Value) -> Result<Request, String> {
@@ -207,8 +207,8 @@ mod tests {
         read(&body)
     }
 
-    fn said(role: &str, content: &str) -> Message {
-        Message { role: role.into(), content: content.into(), name: None }
+    fn said(role: &str, content: &str) -> Value {
+        json!({"role": role, "content": content})
     }
 
     #[test]
@@ -221,9 +221,9 @@ mod tests {
         .unwrap();
         assert_eq!(request.model.as_deref(), Some("m"));
         let mut named = said("user", "Hello");
-        named.name = Some("ann".into());
-        let expected = vec![said("system", "Be brief."), named, said("assistant", "")];
-        assert_eq!(request.prompt, Prompt::Chat(expected));
+        named["name"] = json!("ann");
+        let messages = vec![said("system", "Be brief."), named, said("assistant", "")];
+        assert_eq!(request.prompt, Prompt::Chat(Box::new(Chat { messages, ..Chat::default() })));
     }
 
     #[test]
@@ -275,7 +275,7 @@ mod tests {
     fn a_seed_has_64_bits_with_sign_to_the_last_digit() {
         let seed = |digits: &str| {
             let body = format!(r#"{{"messages": [{{"role": "user", "content": "x"}}], "seed": {digits}}}"#);
-            parse(body.as_bytes()).map(|call| call.request.seed).map_err(|fault| fault.to_string())
+            parse(body.as_bytes()).map(|call| call.requests[0].seed).map_err(|fault| fault.to_string())
         };
         for (digits, expected) in [
             ("-9223372036854775808", 1 << 63),

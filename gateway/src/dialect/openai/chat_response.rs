@@ -100,7 +100,7 @@ struct Usage {
 
 fn finish_reason(finish: &Finish) -> &'static str {
     match finish {
-        Finish::Eos | Finish::StopToken | Finish::StopString | Finish::Grammar => "stop",
+        Finish::Eos | Finish::StopToken | Finish::StopString(_) | Finish::Grammar | Finish::Stopped => "stop",
         Finish::Length => "length",
     }
 }
@@ -158,13 +158,13 @@ impl ChatWriter {
 impl Writer for ChatWriter {
     const STREAM_TYPE: &'static str = "text/event-stream; charset=utf-8";
 
-    fn begin(&mut self, started: &Started, events: &mut Events) {
-        self.take(started);
+    fn begin(&mut self, started: &[Started], events: &mut Events) {
+        self.take(&started[0]);
         events.push(self.delta(Delta { role: Some("assistant"), content: Some("") }, None));
     }
 
     /// Pieces without text say nothing.
-    fn piece(&mut self, piece: &Piece, events: &mut Events) {
+    fn piece(&mut self, _choice: usize, piece: &Piece, events: &mut Events) {
         self.generated = piece.generated();
         if !piece.text.is_empty() {
             events.push(self.delta(Delta { role: None, content: Some(&piece.text) }, None));
@@ -185,7 +185,8 @@ impl Writer for ChatWriter {
         event(&error_json(fault))
     }
 
-    fn whole(&mut self, started: &Started, whole: &Whole) -> Bytes {
+    fn whole(&mut self, started: &[Started], wholes: &[Whole]) -> Bytes {
+        let (started, whole) = (&started[0], &wholes[0]);
         self.take(started);
         self.generated = whole.generated();
         let message = AssistantMessage {
@@ -261,8 +262,8 @@ mod tests {
 
     #[test]
     fn a_whole_answer() {
-        let pieces = pieces(&["Hel", "lo"], Finish::StopString);
-        let body = writer(false).whole(&started("m", 3, None), &whole(&pieces));
+        let pieces = pieces(&["Hel", "lo"], Finish::StopString("x".into()));
+        let body = writer(false).whole(&[started("m", 3, None)], &[whole(&pieces)]);
         assert_eq!(
             body,
             "{\"id\":\"chatcmpl-1\",\"object\":\"chat.completion\",\"created\":7,\"model\":\"m\",\"choices\":[{\"index\":0,\

@@ -46,6 +46,7 @@ impl Family for OpenAi {
 fn class_of(fault: &Fault) -> (StatusCode, &'static str, Option<&'static str>) {
     const REQUEST: &str = "invalid_request_error";
     const SERVER: &str = "server_error";
+    const BUSY: &str = "rate_limit_error";
     match fault {
         Fault::Field { .. } | Fault::Body(_) => (StatusCode::BAD_REQUEST, REQUEST, None),
         Fault::Context { .. } => (StatusCode::BAD_REQUEST, REQUEST, Some("context_length_exceeded")),
@@ -55,15 +56,16 @@ fn class_of(fault: &Fault) -> (StatusCode, &'static str, Option<&'static str>) {
         Fault::Path(_) => (StatusCode::NOT_FOUND, REQUEST, Some("unknown_url")),
         Fault::Method { .. } => (StatusCode::METHOD_NOT_ALLOWED, REQUEST, Some("method_not_supported")),
         Fault::Model(_) => (StatusCode::NOT_FOUND, REQUEST, Some("model_not_found")),
-        Fault::Busy { .. } | Fault::NotReady(_) => {
-            (StatusCode::SERVICE_UNAVAILABLE, SERVER, Some("overloaded"))
-        }
+        Fault::Busy { .. } => (StatusCode::TOO_MANY_REQUESTS, BUSY, Some("rate_limit_exceeded")),
+        Fault::NotReady(_) => (StatusCode::SERVICE_UNAVAILABLE, SERVER, Some("overloaded")),
+        Fault::Stopped => (StatusCode::INTERNAL_SERVER_ERROR, SERVER, None),
         Fault::Service(error) => match error.reason {
             Reason::InvalidArgument => (StatusCode::BAD_REQUEST, REQUEST, None),
             Reason::ModelNotFound => (StatusCode::NOT_FOUND, REQUEST, Some("model_not_found")),
-            Reason::QueueFull | Reason::OutOfBlocks | Reason::WorkerLost => {
-                (StatusCode::SERVICE_UNAVAILABLE, SERVER, Some("overloaded"))
+            Reason::QueueFull | Reason::OutOfBlocks => {
+                (StatusCode::TOO_MANY_REQUESTS, BUSY, Some("rate_limit_exceeded"))
             }
+            Reason::WorkerLost => (StatusCode::SERVICE_UNAVAILABLE, SERVER, Some("overloaded")),
             Reason::Deadline => (StatusCode::REQUEST_TIMEOUT, SERVER, Some("timeout")),
             _ => (StatusCode::INTERNAL_SERVER_ERROR, SERVER, None),
         },
@@ -87,7 +89,7 @@ mod tests {
         let (status, body) = OpenAi::refusal(&Fault::Model("x".into()));
         assert_eq!(status, 404);
         assert!(body.ends_with(b"\"param\":\"model\",\"code\":\"model_not_found\"}}"));
-        assert_eq!(OpenAi::refusal(&Fault::Busy { limit: 1 }).0, 503);
+        assert_eq!(OpenAi::refusal(&Fault::Busy { running: 1, waiting: 2 }).0, 429);
         assert_eq!(OpenAi::refusal(&proto::Error::new(Reason::Deadline, "late").into()).0, 408);
     }
 }

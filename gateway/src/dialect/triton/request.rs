@@ -20,7 +20,7 @@ const NAMES: FieldNames = FieldNames {
     max_tokens: "parameters.max_new_tokens",
     stop: "parameters.stop",
     stop_token_ids: "parameters.stop_token_ids",
-    model: "model",
+    ..FieldNames::PLAIN
 };
 
 const MAX_NEW_TOKENS: u64 = 20;
@@ -63,7 +63,7 @@ pub(crate) fn parse(envelope: Envelope<'_>, body: &[u8]) -> Result<Call<TritonWr
     request.timeout = parameters.timeout;
     let id = id.unwrap_or_else(|| Uuid::new_v4().simple().to_string());
     let writer = TritonWriter::new(Shape { id, details: parameters.details }, earlier);
-    Ok(Call { request, writer, stream: envelope.stream })
+    Ok(Call { requests: vec![request], writer, stream: envelope.stream })
 }
 
 fn prompt(value: Value, recompute: bool) -> Result<Prompt, Fault> {
@@ -185,7 +185,7 @@ mod tests {
 
     fn read(envelope: Envelope<'_>, body: &Value) -> Result<Request, String> {
         parse(envelope, body.to_string().as_bytes())
-            .map(|call| call.request)
+            .map(|call| call.requests[0].clone())
             .map_err(|fault| fault.to_string())
     }
 

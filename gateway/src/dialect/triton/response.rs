@@ -110,7 +110,7 @@ impl TritonWriter {
 fn finish_reason(finish: &Finish) -> &'static str {
     match finish {
         Finish::Eos | Finish::Grammar => "eos_token",
-        Finish::StopToken | Finish::StopString => "stop_sequence",
+        Finish::StopToken | Finish::StopString(_) | Finish::Stopped => "stop_sequence",
         Finish::Length => "length",
     }
 }
@@ -122,11 +122,11 @@ fn event(json: &str) -> Bytes {
 impl Writer for TritonWriter {
     const STREAM_TYPE: &'static str = "text/event-stream";
 
-    fn begin(&mut self, started: &Started, _events: &mut Events) {
-        self.model.clone_from(&started.model.description.name);
+    fn begin(&mut self, started: &[Started], _events: &mut Events) {
+        self.model.clone_from(&started[0].model.description.name);
     }
 
-    fn piece(&mut self, piece: &Piece, events: &mut Events) {
+    fn piece(&mut self, _choice: usize, piece: &Piece, events: &mut Events) {
         let times = self.times(piece.latency);
         let token = &piece.token;
         let queue_wait = u64::try_from(token.queue_wait.as_micros()).unwrap_or(u64::MAX);
@@ -149,7 +149,8 @@ impl Writer for TritonWriter {
         event(&mindie::error_json(fault))
     }
 
-    fn whole(&mut self, started: &Started, whole: &Whole) -> Bytes {
+    fn whole(&mut self, started: &[Started], wholes: &[Whole]) -> Bytes {
+        let (started, whole) = (&started[0], &wholes[0]);
         for latency in &whole.latencies {
             self.times(*latency);
         }
@@ -214,7 +215,7 @@ mod tests {
     #[test]
     fn a_whole_answer_lists_what_a_stream_tells_one_by_one() {
         let pieces = pieces(&["a", "b"], Finish::Eos);
-        let body = writer(true, None).whole(&started("m", 1, None), &whole(&pieces));
+        let body = writer(true, None).whole(&[started("m", 1, None)], &[whole(&pieces)]);
         assert_eq!(
             body,
             "{\"id\":\"a123\",\"model_name\":\"m\",\"model_version\":null,\"text_output\":\"ab\",\"details\":\

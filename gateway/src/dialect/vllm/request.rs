@@ -12,13 +12,7 @@ use crate::dialect::{Call, parts};
 use crate::domain::{FieldNames, MaxTokens, Prompt, REPETITION_PENALTY_MIN, Request, Stop};
 use crate::fault::Fault;
 
-const NAMES: FieldNames = FieldNames {
-    prompt: "prompt",
-    max_tokens: "max_tokens",
-    stop: "stop",
-    stop_token_ids: "stop_token_ids",
-    model: "model",
-};
+const NAMES: FieldNames = FieldNames::PLAIN;
 
 const MAX_TOKENS: u64 = 16;
 
@@ -47,7 +41,7 @@ pub(crate) fn parse(body: &[u8]) -> Result<Call<VllmWriter>, Fault> {
     request.stop = stop;
     request.skip_special_tokens = skip_special_tokens;
     request.echo = !stream;
-    Ok(Call { request, writer: VllmWriter::default(), stream })
+    Ok(Call { requests: vec![request], writer: VllmWriter::default(), stream })
 }
 
 fn prompt(value: Value) -> Result<Prompt, Fault> {
@@ -132,7 +126,9 @@ mod tests {
     use super::*;
 
     fn read(body: &Value) -> Result<Request, String> {
-        parse(body.to_string().as_bytes()).map(|call| call.request).map_err(|fault| fault.to_string())
+        parse(body.to_string().as_bytes())
+            .map(|call| call.requests[0].clone())
+            .map_err(|fault| fault.to_string())
     }
 
     #[test]

@@ -29,10 +29,10 @@ fn event(mut json: String) -> Bytes {
 impl Writer for VllmWriter {
     const STREAM_TYPE: &'static str = "text/event-stream";
 
-    fn begin(&mut self, _started: &Started, _events: &mut Events) {}
+    fn begin(&mut self, _started: &[Started], _events: &mut Events) {}
 
     /// Pieces without text say nothing here, but an answer without any text is still one event.
-    fn piece(&mut self, piece: &Piece, events: &mut Events) {
+    fn piece(&mut self, _choice: usize, piece: &Piece, events: &mut Events) {
         let only = piece.finish.is_some() && !self.begun;
         if !piece.text.is_empty() || only {
             self.begun = true;
@@ -47,7 +47,8 @@ impl Writer for VllmWriter {
     }
 
     /// Prompt, one blank, output.
-    fn whole(&mut self, started: &Started, whole: &Whole) -> Bytes {
+    fn whole(&mut self, started: &[Started], wholes: &[Whole]) -> Bytes {
+        let (started, whole) = (&started[0], &wholes[0]);
         let prompt = started.prompt_text.as_deref().unwrap_or_default();
         json(&Texts { text: [&format!("{prompt} {}", whole.text)] }).into()
     }
@@ -77,7 +78,7 @@ mod tests {
     fn a_whole_answer_repeats_the_prompt() {
         let pieces = pieces(&[" am", " a"], Finish::Length);
         let started = started("m", 1, Some("My name is Olivier and I"));
-        let body = VllmWriter::default().whole(&started, &whole(&pieces));
+        let body = VllmWriter::default().whole(&[started], &[whole(&pieces)]);
         assert_eq!(body, "{\"text\":[\"My name is Olivier and I  am a\"]}");
     }
 

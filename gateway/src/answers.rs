@@ -1,0 +1,338 @@
+//! The sequences that answer one call: of each prompt, the first is computed and the others share its KV.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::Stream;
+use futures::stream::{BoxStream, SelectAll, StreamExt};
+use proto::{Generation, Placed, Reason, RequestId};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio_util::sync::CancellationToken;
+
+use crate::answer::{Answer, Started};
+use crate::domain::{Finish, Piece, Request, Whole};
+use crate::fault::Fault;
+use crate::models::Model;
+use crate::service::{Service, Stoppable};
+
+/// Most sequences of one call that run at once; the others follow as these end.
+const SEQUENCES_AT_ONCE: usize = 16;
+
+/// Pause before a sequence that found no room among others of its call is tried again.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// A prompt that fits its model, and all that its sequences share.
+pub(crate) struct Prepared {
+    pub(crate) request: Request,
+    pub(crate) model: Arc<Model>,
+    /// The first sequence; its `time_left` is still to be set.
+    pub(crate) generation: Generation,
+    pub(crate) prompt_text: Option<String>,
+    /// Nothing is asked for but what computing the prompt tells.
+    pub(crate) discard: bool,
+}
+
+impl Prepared {
+    /// The sequence of that index.
+    fn sequence(&self, index: usize, beside: Option<Placed>) -> Generation {
+        let mut generation = self.generation.clone();
+        if index > 0 {
+            generation.request = RequestId(format!("{}-{index}", generation.request));
+        }
+        generation.sampling.sequence = index as u32;
+        generation.beside = beside;
+        generation
+    }
+
+    fn started(&self) -> Started {
+        Started {
+            model: self.model.clone(),
+            prompt_tokens: self.generation.prompt_len(),
+            prompt: self.generation.tokens[..self.generation.prompt_len()].into(),
+            prompt_text: self.prompt_text.clone(),
+        }
+    }
+}
+
+/// The running answers to one call. Dropping this cancels them everywhere.
+pub(crate) struct Answers {
+    started: Vec<Started>,
+    prompts: Arc<[Prepared]>,
+    sequences: SelectAll<BoxStream<'static, (usize, Result<Piece, Fault>)>>,
+    /// Read before the answer was begun.
+    ahead: VecDeque<(usize, Piece)>,
+    unfinished: usize,
+    stopped: CancellationToken,
+    _stoppable: Option<Stoppable>,
+}
+
+/// What the sequences of a call have in common.
+#[derive(Clone)]
+struct Common {
+    service: Arc<Service>,
+    prompts: Arc<[Prepared]>,
+    arrived: Duration,
+    /// Lets so many run.
+    gate: Arc<Semaphore>,
+}
+
+impl Answers {
+    /// Starts the sequences and waits for the first token of the first, so that a refusal is known before the answer
+    /// begins.
+    pub(crate) async fn start(
+        service: Arc<Service>,
+        prompts: Vec<Prepared>,
+        arrived: Duration,
+    ) -> Result<Self, Fault> {
+        let stopped = CancellationToken::new();
+        let name = prompts.first().and_then(|prepared| prepared.request.stoppable.clone());
+        let stoppable = name.map(|name| service.stoppable(name, stopped.clone()));
+        let started = prompts.iter().map(Prepared::started).collect();
+        let prompts: Arc<[Prepared]> = prompts.into();
+        let gate = Arc::new(Semaphore::new(SEQUENCES_AT_ONCE));
+        let common = Common { service, prompts: prompts.clone(), arrived, gate };
+        let mut sequences = SelectAll::new();
+        let mut first = 0;
+        for (prompt, prepared) in prompts.iter().enumerate() {
+            let (tell, told) = watch::channel(None);
+            for index in 0..prepared.request.best_of {
+                let choice = first + index;
+                let role = if index == 0 { Role::Leader(tell.clone()) } else { Role::Follower(told.clone()) };
+                let waiting = Waiting { common: common.clone(), prompt, index, role };
+                sequences.push(waiting.pieces().map(move |piece| (choice, piece)).boxed());
+            }
+            first += prepared.request.best_of;
+        }
+        let mut answers = Self {
+            started,
+            prompts,
+            sequences,
+            ahead: VecDeque::new(),
+            unfinished: first,
+            stopped,
+            _stoppable: stoppable,
+        };
+        if let Some(piece) = answers.read().await? {
+            answers.ahead.push_back(piece);
+        }
+        Ok(answers)
+    }
+
+    /// One for each prompt.
+    pub(crate) fn started(&self) -> &[Started] {
+        &self.started
+    }
+
+    /// The next piece and the choice it belongs to: choices are numbered prompt by prompt. `None` after the last one.
+    /// A fault is the last item too.
+    pub(crate) async fn next(&mut self) -> Result<Option<(usize, Piece)>, Fault> {
+        if let Some(piece) = self.ahead.pop_front() {
+            return Ok(Some(piece));
+        }
+        self.read().await
+    }
+
+    async fn read(&mut self) -> Result<Option<(usize, Piece)>, Fault> {
+        if self.unfinished == 0 {
+            return Ok(None);
+        }
+        let read = tokio::select! {
+            read = self.sequences.next() => read,
+            () = self.stopped.cancelled() => {
+                self.end();
+                return Err(Fault::Stopped);
+            }
+        };
+        match read {
+            Some((choice, Ok(piece))) => {
+                self.unfinished -= usize::from(piece.finish.is_some());
+                Ok(Some((choice, piece)))
+            }
+            Some((_, Err(fault))) => {
+                self.end();
+                Err(fault)
+            }
+            None => {
+                self.end();
+                Err(proto::Error::new(Reason::Internal, "the answer ended without a last token").into())
+            }
+        }
+    }
+
+    /// Cancels what still runs.
+    fn end(&mut self) {
+        self.unfinished = 0;
+        self.sequences.clear();
+    }
+
+    /// The whole answer: of each prompt as many sequences as were asked for.
+    pub(crate) async fn whole(&mut self) -> Result<Vec<Whole>, Fault> {
+        let mut wholes: Vec<Growing> = Vec::new();
+        wholes.resize_with(self.unfinished, Growing::default);
+        let mut stopped = false;
+        loop {
+            match self.next().await {
+                Ok(Some((choice, piece))) => wholes[choice].take(piece),
+                Ok(None) => break,
+                // Who is stopped has the text so far.
+                Err(Fault::Stopped) if wholes.iter().all(|whole| !whole.tokens.is_empty()) => {
+                    stopped = true;
+                    break;
+                }
+                Err(fault) => return Err(fault),
+            }
+        }
+        let mut wholes = wholes.into_iter().map(|whole| whole.finished(stopped));
+        let mut chosen = Vec::new();
+        for prepared in &*self.prompts {
+            let Request { n, best_of, ranked, .. } = prepared.request;
+            let mut of_prompt: Vec<Whole> = wholes.by_ref().take(best_of).collect();
+            if ranked || n < best_of {
+                // Stable: of equals the earlier comes first.
+                of_prompt.sort_by(|a, b| b.cumulative_logprob().total_cmp(&a.cumulative_logprob()));
+            }
+            of_prompt.truncate(n);
+            chosen.append(&mut of_prompt);
+        }
+        Ok(chosen)
+    }
+}
+
+/// A whole answer so far.
+#[derive(Default)]
+struct Growing {
+    text: String,
+    tokens: Vec<proto::Token>,
+    latencies: Vec<Duration>,
+    prompt: Option<Box<proto::PromptReport>>,
+    finish: Option<Finish>,
+}
+
+impl Growing {
+    fn take(&mut self, mut piece: Piece) {
+        self.text.push_str(&piece.text);
+        if let Some(prompt) = piece.token.prompt.take() {
+            self.prompt.get_or_insert(prompt);
+        }
+        if !piece.discarded {
+            self.tokens.push(piece.token);
+            self.latencies.push(piece.latency);
+        }
+        self.finish = piece.finish;
+    }
+
+    fn finished(self, stopped: bool) -> Whole {
+        let Self { text, tokens, latencies, prompt, finish } = self;
+        let finish = finish.unwrap_or(if stopped { Finish::Stopped } else { Finish::Length });
+        Whole { text, tokens, latencies, prompt, finish }
+    }
+}
+
+/// A sequence on its way.
+enum Sequence {
+    /// It waits for its turn.
+    Waiting(Box<Waiting>),
+    /// It runs.
+    Running(Box<Running>),
+    /// It has had its last item.
+    Over,
+}
+
+/// A sequence that does not run yet.
+struct Waiting {
+    common: Common,
+    prompt: usize,
+    index: usize,
+    role: Role,
+}
+
+/// What a sequence is to the others of its prompt.
+enum Role {
+    /// Computes the prompt, and tells where.
+    Leader(watch::Sender<Option<Placed>>),
+    /// Waits for that.
+    Follower(watch::Receiver<Option<Placed>>),
+}
+
+/// A sequence that runs.
+struct Running {
+    answer: Answer,
+    tell: Option<watch::Sender<Option<Placed>>>,
+    _turn: OwnedSemaphorePermit,
+}
+
+impl Waiting {
+    /// The pieces of the sequence, from its turn on.
+    fn pieces(self) -> impl Stream<Item = Result<Piece, Fault>> + Send + 'static {
+        futures::stream::unfold(Sequence::Waiting(Box::new(self)), |sequence| async move {
+            let mut running = match sequence {
+                Sequence::Over => return None,
+                Sequence::Running(running) => running,
+                Sequence::Waiting(waiting) => match waiting.run().await {
+                    Ok(running) => Box::new(running),
+                    Err(fault) => return Some((Err(fault), Sequence::Over)),
+                },
+            };
+            match running.next().await {
+                Ok(Some(piece)) => Some((Ok(piece), Sequence::Running(running))),
+                Ok(None) => None,
+                Err(fault) => Some((Err(fault), Sequence::Over)),
+            }
+        })
+    }
+
+    /// Waits until the prompt's KV is somewhere and there is room among the sequences of the call, then starts.
+    async fn run(self) -> Result<Running, Fault> {
+        let Self { common, prompt, index, role } = self;
+        let (beside, tell) = match role {
+            Role::Leader(tell) => (None, Some(tell)),
+            Role::Follower(mut told) => {
+                // Without a word the leader failed, and with it the call.
+                let beside = told.wait_for(Option::is_some).await.map(|beside| beside.clone());
+                (beside.ok().flatten(), None)
+            }
+        };
+        let turn = common.gate.acquire_owned().await.expect("the gate is never closed");
+        let prepared = &common.prompts[prompt];
+        let is_first = prompt == 0 && index == 0;
+        let deadline =
+            common.arrived.saturating_add(prepared.request.deadline(common.service.config.timeout));
+        loop {
+            let generation = prepared.sequence(index, beside.clone());
+            let service = common.service.clone();
+            let answer = Answer::start(service, prepared, generation, common.arrived).await;
+            match answer {
+                // The client has had its answer's beginning: what was admitted goes on as soon as there is room.
+                Err(fault)
+                    if !is_first
+                        && matches!(fault.reason(), Reason::QueueFull | Reason::OutOfBlocks)
+                        && common.service.clock.now() + PAUSE < deadline =>
+                {
+                    tokio::time::sleep(PAUSE).await;
+                }
+                answer => return Ok(Running { answer: answer?, tell, _turn: turn }),
+            }
+        }
+    }
+}
+
+impl Running {
+    async fn next(&mut self) -> Result<Option<Piece>, Fault> {
+        let piece = self.answer.next().await?;
+        if let (Some(tell), Some(piece)) = (&self.tell, &piece) {
+            // From its second token on a sequence has its KV where it decodes; one that ends before leaves it where
+            // it was computed.
+            let decodes = piece.token.index > 0;
+            if decodes || piece.finish.is_some() {
+                let placed = self.answer.placed().cloned();
+                tell.send_replace(placed.map(|placed| match decodes {
+                    true => Placed { prefill: None, ..placed },
+                    false => placed,
+                }));
+                self.tell = None;
+            }
+        }
+        Ok(piece)
+    }
+}
