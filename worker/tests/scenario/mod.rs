@@ -324,6 +324,7 @@ fn show_token(token: &Token) -> String {
         Some(FinishReason::Eos) => ", the last (eos)",
         Some(FinishReason::StopToken) => ", the last (stop token)",
         Some(FinishReason::Length) => ", the last (length)",
+        Some(FinishReason::Grammar) => ", the last (grammar)",
     };
     format!(
         "token {} is {}, batch {}, waited {:?}{finish}",
