@@ -6,31 +6,27 @@ use std::str::FromStr;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use bytes::Bytes;
-use checkpoint::Checkpoint;
+use checkpoint::{Checkpoint, TokenizerBundle};
 use engine::backend::cpu::{self, Cpu, CpuOptions};
 use engine::model::Model;
 use engine::model::decoder::Decoder;
-use engine::sim::{SimConfig, SimModel};
 use engine::{Engine, EngineConfig};
 use proto::{Digest, Error, KvDtype, KvLayout, ModelDescription, Reason, Role};
 use serde::{Deserialize, Serialize};
 
 use crate::config::Config;
+use crate::sim::{self, Sim, TimedSim};
 use crate::{memory, shell};
 
-/// Where a model comes from. As text: the path of a GGUF file, or `sim:` (the default shape), or
-/// `sim:LAYERS,KV_HEADS,HEAD_DIM,VOCAB,CONTEXT_LEN`.
+/// Where a model comes from. As text: the path of a GGUF file, or what [`Sim`] reads.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub enum Source {
     /// A GGUF file.
     Gguf(PathBuf),
     /// The simulated model, for tests: tokens without sense, at next to no cost.
-    Sim(SimConfig),
+    Sim(Sim),
 }
-
-/// In front of the shape of a simulated model.
-const SIM: &str = "sim:";
 
 impl Default for Source {
     fn default() -> Self {
@@ -42,9 +38,7 @@ impl fmt::Display for Source {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Gguf(path) => write!(f, "{}", path.display()),
-            Self::Sim(SimConfig { layers, kv_heads, head_dim, vocab, context_len }) => {
-                write!(f, "{SIM}{layers},{kv_heads},{head_dim},{vocab},{context_len}")
-            }
+            Self::Sim(sim) => sim.fmt(f),
         }
     }
 }
@@ -53,20 +47,7 @@ impl FromStr for Source {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self, Error> {
-        let Some(shape) = text.strip_prefix(SIM) else { return Ok(Self::Gguf(PathBuf::from(text))) };
-        if shape.is_empty() {
-            return Ok(Self::Sim(SimConfig::default()));
-        }
-        let expected = || {
-            let what = format!("{SIM}LAYERS,KV_HEADS,HEAD_DIM,VOCAB,CONTEXT_LEN expected, {text} came");
-            Error::invalid("model", what)
-        };
-        let numbers: Vec<usize> = shape
-            .split(',')
-            .map(|number| number.parse().ok().filter(|n| *n > 0).ok_or_else(expected))
-            .collect::<Result<_, _>>()?;
-        let [layers, kv_heads, head_dim, vocab, context_len] = numbers[..] else { return Err(expected()) };
-        Ok(Self::Sim(SimConfig { layers, kv_heads, head_dim, vocab, context_len }))
+        if text.starts_with(sim::PREFIX) { text.parse().map(Self::Sim) } else { Ok(Self::Gguf(text.into())) }
     }
 }
 
@@ -89,7 +70,7 @@ pub enum LoadedEngine {
     /// A decoder on the CPU.
     Cpu(Box<Engine<Decoder<Cpu>>>),
     /// The simulated model.
-    Sim(Box<Engine<SimModel>>),
+    Sim(Box<Engine<TimedSim>>),
 }
 
 impl LoadedEngine {
@@ -108,7 +89,7 @@ pub struct Loaded {
     pub engine: LoadedEngine,
     /// What is said of the model.
     pub model: ModelDescription,
-    /// The tokenizer bundle that `model.tokenizer` names; empty for the simulated model.
+    /// The tokenizer bundle that `model.tokenizer` names.
     pub tokenizer: Bytes,
 }
 
@@ -122,7 +103,7 @@ pub struct Loaded {
 pub fn load(config: &Config, role: Role) -> Result<Loaded, Error> {
     match &config.model {
         Source::Gguf(path) => load_gguf(config, role, path),
-        Source::Sim(shape) => load_sim(config, *shape),
+        Source::Sim(sim) => load_sim(config, *sim),
     }
 }
 
@@ -165,9 +146,10 @@ fn load_gguf(config: &Config, role: Role, path: &Path) -> Result<Loaded, Error> 
     Ok(Loaded { engine: LoadedEngine::Cpu(Box::new(engine)), model, tokenizer: file.tokenizer.clone() })
 }
 
-fn load_sim(config: &Config, shape: SimConfig) -> Result<Loaded, Error> {
-    // Two simulated models agree when their shapes do.
-    let fingerprint = sha256(Source::Sim(shape).to_string().as_bytes());
+fn load_sim(config: &Config, sim: Sim) -> Result<Loaded, Error> {
+    let shape = sim.shape;
+    // Two simulated models agree when their shapes do, whatever they cost.
+    let fingerprint = sha256(Sim::from(shape).to_string().as_bytes());
     let layout = KvLayout {
         layers: shape.layers,
         kv_heads: shape.kv_heads,
@@ -175,17 +157,18 @@ fn load_sim(config: &Config, shape: SimConfig) -> Result<Loaded, Error> {
         dtype: KvDtype::F16,
         block_tokens: config.block_tokens,
     };
+    let tokenizer = TokenizerBundle::simulated(shape.vocab).to_bytes();
     let mut model = ModelDescription {
         name: config.served_name.clone().unwrap_or_else(|| "sim".to_owned()),
         fingerprint,
-        tokenizer: sha256(&[]),
+        tokenizer: sha256(&tokenizer),
         context_len: shape.context_len,
         vocab_size: shape.vocab,
         numerics: "sim".to_owned(),
     };
-    let engine = Engine::new(SimModel::new(shape), engine_config(config, &model, layout))?;
+    let engine = Engine::new(TimedSim::new(sim), engine_config(config, &model, layout))?;
     model.context_len = servable(model.context_len, &engine);
-    Ok(Loaded { engine: LoadedEngine::Sim(Box::new(engine)), model, tokenizer: Bytes::new() })
+    Ok(Loaded { engine: LoadedEngine::Sim(Box::new(engine)), model, tokenizer: tokenizer.into() })
 }
 
 fn sha256(bytes: &[u8]) -> Digest {
@@ -288,15 +271,10 @@ mod tests {
 
     #[test]
     fn sources_read_as_they_print() {
-        let sim = Source::Sim(SimConfig { layers: 3, kv_heads: 2, head_dim: 8, vocab: 100, context_len: 64 });
-        for source in [Source::Gguf("/models/a.gguf".into()), sim] {
+        for source in [Source::Gguf("/models/a.gguf".into()), Source::Sim(Sim::default())] {
             assert_eq!(source.to_string().parse(), Ok(source));
         }
-        assert_eq!("sim:".parse(), Ok(Source::Sim(SimConfig::default())));
-        for wrong in ["sim:1", "sim:1,2,3,4,0", "sim:a,b,c,d,e", "sim:1,2,3,4,5,6"] {
-            let error = wrong.parse::<Source>().unwrap_err();
-            assert!(error.message.starts_with("model: "), "{error}");
-        }
+        assert!("sim:1".parse::<Source>().is_err());
     }
 
     #[test]
@@ -320,7 +298,7 @@ mod tests {
             let config = Config { model: shape.parse().unwrap(), ..Config::default() };
             super::load(&config, Role::Decode).unwrap()
         };
-        let (a, b, c) = (load("sim:"), load("sim:"), load("sim:3,1,4,256,1024"));
+        let (a, b, c) = (load("sim:"), load("sim:step_us=1"), load("sim:3,1,4,256,1024"));
         assert_eq!(a.model, b.model);
         assert_ne!(a.model.fingerprint, c.model.fingerprint);
         assert_eq!(c.engine.layout().layers, 3);

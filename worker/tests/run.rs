@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use engine::model::Interrupt;
-use engine::sim::SimConfig;
 use node::{Context, limits};
 use proto::wire::worker_client::WorkerClient;
 use proto::{Reason, Role, wire};
 use worker::core::{Action, CallId, Core, Event, Gauges, Now, StepSize};
 use worker::run::{self, RoleParts};
+use worker::sim::Sim;
 use worker::{Config, Source};
 
 /// A core that panics at a fence.
@@ -51,7 +51,7 @@ fn parts() -> RoleParts {
 fn config() -> Config {
     Config {
         listen: "local:worker".into(),
-        model: Source::Sim(SimConfig::default()),
+        model: Source::Sim(Sim::default()),
         kv_blocks: Some(8),
         ..Config::default()
     }

@@ -11,14 +11,14 @@ use crate::gguf::Metadata;
 use crate::{Error, fingerprint};
 
 /// The version of the byte form; another one is refused.
-const VERSION: u32 = 1;
+pub(super) const VERSION: u32 = 1;
 
 /// Far above the longest token of any model. Looking for all ways to cut a token takes its length squared.
 const TOKEN_BYTES_MAX: usize = 1024;
 
 /// Tokenizer, special tokens and chat template of one model. Cheap to clone; equal models give equal bytes.
 #[derive(Clone, Debug, PartialEq)]
-pub struct TokenizerBundle(Arc<Content>);
+pub struct TokenizerBundle(pub(super) Arc<Content>);
 
 /// The content, in its byte form JSON.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]

@@ -7,6 +7,7 @@ mod incremental;
 mod json;
 mod metadata;
 mod model;
+mod simulated;
 mod special;
 mod template;
 mod vocabulary;

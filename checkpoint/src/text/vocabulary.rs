@@ -83,6 +83,20 @@ fn byte_shown_as(character: char) -> Option<u8> {
     }
 }
 
+/// The character that stands for a byte: the inverse of [`byte_shown_as`].
+pub(super) fn character_of(byte: u8) -> char {
+    match byte {
+        0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff => char::from(byte),
+        0x00..=0x20 => shown_above(0x100, byte),
+        0x7f..=0xa0 => shown_above(0x121, byte - 0x7f),
+        0xad => shown_above(0x143, 0),
+    }
+}
+
+fn shown_above(first: u32, offset: u8) -> char {
+    char::from_u32(first + u32::from(offset)).expect("no surrogate is that low")
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
@@ -98,5 +112,6 @@ mod tests {
         for (character, byte) in [('Ġ', b' '), ('Ċ', b'\n'), ('ĉ', b'\t'), ('A', b'A'), ('ł', 0xa0)] {
             assert_eq!(byte_shown_as(character), Some(byte), "{character}");
         }
+        assert!(shown.iter().all(|&(character, byte)| character_of(byte) == character));
     }
 }

@@ -14,6 +14,7 @@ use proto::{
     Attempt, Error, FinishReason, Generation, Handoff, SamplingParams, StopConditions, Token, TokenId,
     WorkerDescription, wire,
 };
+use worker::sim::Sim;
 use worker::{Config, Source};
 
 use super::proxy::Proxy;
@@ -82,7 +83,7 @@ impl Cluster {
         let context = Context::new("test", Vec::new());
         let config = |listen: &str| Config {
             listen: listen.to_owned(),
-            model: Source::Sim(SimConfig::default()),
+            model: Source::Sim(Sim::default()),
             served_name: Some(MODEL.to_owned()),
             kv_blocks: Some(256),
             // Several chunks for most prompts, so that blocks stream while later ones are computed.
