@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::support::{Cluster, MODEL, Trouble};
+use gateway::Config;
 use proto::wire::GenerateRequest;
 use proto::wire::generate_request::Prompt;
 use proto::{Attempt, Error, Reason};
@@ -115,8 +116,8 @@ async fn a_failure_has_a_status_before_the_answer_and_an_event_after_it() {
     let triton = format!("/v2/models/{MODEL}/generate_stream");
     let text = json!({"text_input": "x"});
     for (reason, mindie, openai) in [
-        (Reason::QueueFull, 429, 503),
-        (Reason::OutOfBlocks, 429, 503),
+        (Reason::QueueFull, 429, 429),
+        (Reason::OutOfBlocks, 429, 429),
         (Reason::ChecksumMismatch, 424, 500),
         (Reason::WorkerLost, 503, 503),
         (Reason::Internal, 500, 500),
@@ -187,7 +188,8 @@ async fn a_deadline_ends_a_request_in_every_phase() {
 
 #[tokio::test]
 async fn requests_beyond_the_most_are_refused() {
-    let cluster = Cluster::start(&["r0"], |config| config.requests_max = 1).await;
+    let limits = |config: &mut Config| (config.requests_max, config.queue_max) = (1, Some(0));
+    let cluster = Cluster::start(&["r0"], limits).await;
     cluster.script.trouble("r0", 1, Trouble::Hang);
     let running = cluster.post("/generate", &streaming()).await;
     assert_eq!(running.status(), 200);
@@ -197,7 +199,7 @@ async fn requests_beyond_the_most_are_refused() {
     let response = cluster.post("/v1/chat/completions", &chat).await;
     assert_eq!(
         (response.status().as_u16(), &response.headers()["retry-after"]),
-        (503, &"1".parse().unwrap())
+        (429, &"1".parse().unwrap())
     );
     let request = GenerateRequest { prompt: Some(Prompt::Text("x".into())), ..GenerateRequest::default() };
     let status = cluster.grpc().generate(request).await.unwrap_err();
