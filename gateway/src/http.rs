@@ -94,7 +94,7 @@ async fn triton_call(State(service): Shared, path: PathResult, request: Request,
 }
 
 async fn vllm_generate(State(service): Shared, request: Request) -> Response {
-    serve::<MindIe, _>(&service, "vllm", request, |_, body| vllm::parse(body)).await
+    serve::<MindIe, _>(&service, "vllm", request, |service, body| vllm::parse(&service.config, body)).await
 }
 
 async fn chat_completions(State(service): Shared, request: Request) -> Response {

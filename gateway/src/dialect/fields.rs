@@ -60,6 +60,11 @@ impl Fields {
         self.object.shift_remove(name).filter(|value| !value.is_null())
     }
 
+    /// True when the field is there, and not null.
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.object.get(name).is_some_and(|value| !value.is_null())
+    }
+
     /// Any value but null, or a fault that it is missing.
     pub(crate) fn require(&mut self, name: &str) -> Result<Value, Fault> {
         self.take(name).ok_or_else(|| self.fault(name, "is required"))

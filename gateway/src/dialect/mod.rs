@@ -5,6 +5,7 @@ pub(crate) mod fields;
 pub(crate) mod mindie;
 pub(crate) mod openai;
 pub(crate) mod parts;
+pub(crate) mod sampling;
 pub(crate) mod triton;
 pub(crate) mod vllm;
 

@@ -13,7 +13,9 @@ pub(crate) fn text_of(list: Vec<Value>, path: &str) -> Result<String, Fault> {
         let mut fields = Fields::of(part, &path, Integers::Strict)?;
         let kind = fields.string("type")?.ok_or_else(|| fields.fault("type", "is required"))?;
         if kind != "text" {
-            return Err(fields.fault("type", format!("only text parts are supported yet, got {kind:?}")));
+            return Err(
+                fields.fault("type", format!("this model takes text only, got a part of type {kind:?}"))
+            );
         }
         let part = fields.string("text")?.ok_or_else(|| fields.fault("text", "is required"))?;
         text.push_str(&part);

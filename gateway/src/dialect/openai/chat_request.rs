@@ -308,11 +308,11 @@ mod tests {
             (
                 message(json!({"role": "user", "content": [
                     {"type": "text", "text": "x"}, {"type": "image_url", "image_url": {"url": "x"}}]})),
-                "messages[0].content[1].type: only text parts are supported yet, got \"image_url\"",
+                "messages[0].content[1].type: this model takes text only, got a part of type \"image_url\"",
             ),
             (
                 message(json!({"role": "user", "content": [{"type": "input_audio"}]})),
-                "messages[0].content[0].type: only text",
+                "messages[0].content[0].type: this model takes text only",
             ),
             (message(json!({"role": "assistant", "tool_calls": [{}]})), "messages[0].tool_calls: is not"),
         ] {

@@ -306,7 +306,7 @@ mod tests {
             (json!({"text_input": 5}), "text_input: expected a string or a list of parts"),
             (
                 json!({"text_input": [{"type": "image_url", "image_url": "/x.png"}]}),
-                "text_input[0].type: only text",
+                "text_input[0].type: this model takes text only",
             ),
             (json!({"text_input": [{"type": "text"}]}), "text_input[0].text: is required"),
             (json!({"text_input": ["x"]}), "text_input[0]: expected an object"),

@@ -1,47 +1,82 @@
 //! The request body of `/generate`.
 
 use std::ops::Bound::{Excluded, Included};
+use std::ops::RangeInclusive;
 
 use proto::{SamplingParams, TokenId};
 use serde_json::Value;
 
 use super::VllmWriter;
+use crate::Config;
 use crate::dialect::fields::{Fields, Integers, unexpected, unsigned};
 use crate::dialect::mindie::{COUNT, check_prompt};
-use crate::dialect::{Call, parts};
-use crate::domain::{FieldNames, MaxTokens, Prompt, REPETITION_PENALTY_MIN, Request, Stop};
+use crate::dialect::{Call, parts, sampling};
+use crate::domain::{
+    FieldNames, MaxTokens, Priority, Prompt, REPETITION_PENALTY_MIN, Request, Stop, Truncate,
+};
 use crate::fault::Fault;
 
 const NAMES: FieldNames = FieldNames::PLAIN;
 
-const MAX_TOKENS: u64 = 16;
+const MAX_TOKENS: usize = 16;
+
+/// Range of `n` and `best_of`.
+const SEQUENCES: RangeInclusive<u64> = 1..=128;
 
 /// What the field `model` says when no adapter is meant.
 const NO_ADAPTER: &str = "None";
 
 /// Reads a call.
-pub(crate) fn parse(body: &[u8]) -> Result<Call<VllmWriter>, Fault> {
+pub(crate) fn parse(config: &Config, body: &[u8]) -> Result<Call<VllmWriter>, Fault> {
     let mut fields = Fields::parse(body, Integers::Strict)?;
-    let prompt = prompt(fields.require("prompt")?)?;
-    let max_tokens = fields.integer("max_tokens", COUNT)?.unwrap_or(MAX_TOKENS) as usize;
-    let sampling = sampling(&mut fields)?;
-    let seed = fields.integer("seed", 1..=u64::MAX)?;
-    let stream = fields.flag("stream")?.unwrap_or(false);
-    let stop = stop(&mut fields)?;
-    let skip_special_tokens = fields.flag("skip_special_tokens")?.unwrap_or(true);
-    let model = fields.string("model")?.filter(|model| model != NO_ADAPTER);
-    one_sequence(&mut fields)?;
-    fields.finish("/generate");
-
-    let mut request = Request::new(prompt, NAMES);
-    request.model = model;
-    request.sampling = sampling;
-    request.seed = seed;
+    let mut request = Request::new(prompt(fields.require("prompt")?)?, NAMES);
+    // As many as the server allows, where that is configured.
+    let default = config.max_iter_times.unwrap_or(MAX_TOKENS);
+    let max_tokens = fields.integer("max_tokens", COUNT)?.map_or(default, |count| count as usize);
     request.max_tokens = MaxTokens::Clamp(max_tokens);
-    request.stop = stop;
-    request.skip_special_tokens = skip_special_tokens;
+    request.sampling = sampling(&mut fields)?;
+    request.seed = fields.integer("seed", 1..=u64::MAX)?;
+    request.stop = stop(&mut fields)?;
+    request.skip_special_tokens = fields.flag("skip_special_tokens")?.unwrap_or(true);
+    request.model = fields.string("model")?.filter(|model| model != NO_ADAPTER);
+    request.priority =
+        fields.integer("priority", 1..=5)?.map_or_else(Priority::default, |p| Priority(p as u8));
+    request.bad_words = sampling::strings(&mut fields, "bad_words")?;
+    let truncate = fields.integer("truncate_prompt_tokens", COUNT)?;
+    request.truncate = truncate.map(|count| Truncate::Last(count as usize));
+    let sequences = sequences(&mut fields, request.sampling.temperature)?;
+    (request.n, request.best_of, request.ranked) = (sequences, sequences, sequences > 1);
+    without_effect(&mut fields)?;
+    let stream = fields.flag("stream")?.unwrap_or(false);
     request.echo = !stream;
-    Ok(Call { requests: vec![request], writer: VllmWriter::default(), stream })
+    fields.finish("/generate");
+    Ok(Call { requests: vec![request], writer: VllmWriter::new(config, sequences), stream })
+}
+
+/// How many sequences: `best_of`, or `n` without it.
+fn sequences(fields: &mut Fields, temperature: f32) -> Result<usize, Fault> {
+    let n = fields.integer("n", SEQUENCES)?;
+    let best_of = fields.integer("best_of", SEQUENCES)?;
+    if let (Some(n), Some(best_of)) = (n, best_of)
+        && best_of < n
+    {
+        return Err(fields.fault("best_of", format!("expected at least n, which is {n}, got {best_of}")));
+    }
+    let (name, count) = best_of.map_or(("n", n.unwrap_or(1)), |best_of| ("best_of", best_of));
+    if count > 1 && temperature == 0.0 {
+        return Err(fields.fault(name, format!("expected 1 at a temperature of 0, got {count}")));
+    }
+    Ok(count as usize)
+}
+
+/// Fields whose effect nothing in a response of this API could show, or that say what is so anyway.
+fn without_effect(fields: &mut Fields) -> Result<(), Fault> {
+    sampling::logprobs(fields, "logprobs")?;
+    sampling::logprobs(fields, "prompt_logprobs")?;
+    for name in ["detokenize", "spaces_between_special_tokens"] {
+        fields.flag(name)?;
+    }
+    Ok(())
 }
 
 fn prompt(value: Value) -> Result<Prompt, Fault> {
@@ -56,25 +91,25 @@ fn prompt(value: Value) -> Result<Prompt, Fault> {
 }
 
 fn token_ids(list: &[Value]) -> Result<Vec<TokenId>, Fault> {
-    let ids = list.iter().enumerate().map(|(index, value)| {
-        let id = unsigned(value, Integers::Strict).and_then(|id| TokenId::try_from(id).ok());
-        id.ok_or_else(|| unexpected(&format!("prompt[{index}]"), "a token id", value))
-    });
-    ids.collect()
+    let ids = list.iter().enumerate();
+    ids.map(|(index, value)| sampling::token_id(value, &format!("prompt[{index}]"))).collect()
 }
 
 fn sampling(fields: &mut Fields) -> Result<SamplingParams, Fault> {
     let penalty = (Included(-2.0), Included(2.0));
     let temperature = fields.float("temperature", (Included(0.0), Included(f32::MAX)))?.unwrap_or(1.0);
-    Ok(SamplingParams {
+    let mut sampling = SamplingParams {
         temperature,
         top_k: fields.integer("top_k", COUNT)?.map(|k| k as u32),
         top_p: fields.float("top_p", (Excluded(1e-6), Included(1.0)))?.unwrap_or(1.0),
         repetition_penalty: fields.float("repetition_penalty", REPETITION_PENALTY_MIN..=2.0)?.unwrap_or(1.0),
         presence_penalty: fields.float("presence_penalty", penalty)?.unwrap_or(0.0),
         frequency_penalty: fields.float("frequency_penalty", penalty)?.unwrap_or(0.0),
+        grammar: sampling::structured(fields)?,
         ..SamplingParams::default()
-    })
+    };
+    sampling::filters(fields, &mut sampling)?;
+    Ok(sampling)
 }
 
 fn stop(fields: &mut Fields) -> Result<Stop, Fault> {
@@ -90,13 +125,15 @@ fn stop(fields: &mut Fields) -> Result<Stop, Fault> {
         .iter()
         .filter_map(|value| unsigned(value, Integers::Strict))
         .filter(|id| COUNT.contains(id) || *id == 0);
-    Ok(Stop {
+    let mut stop = Stop {
         strings,
         token_ids: ids.map(|id| id as TokenId).collect(),
         include: fields.flag("include_stop_str_in_output")?.unwrap_or(false),
         ignore_eos: fields.flag("ignore_eos")?.unwrap_or(false),
         ..Stop::default()
-    })
+    };
+    sampling::min_tokens(fields, &mut stop)?;
+    Ok(stop)
 }
 
 fn stop_list(list: Vec<Value>) -> Result<Vec<String>, Fault> {
@@ -107,18 +144,6 @@ fn stop_list(list: Vec<Value>) -> Result<Vec<String>, Fault> {
     strings.collect()
 }
 
-/// Checks `n` and `best_of`, of which only one is served yet.
-fn one_sequence(fields: &mut Fields) -> Result<(), Fault> {
-    for name in ["n", "best_of"] {
-        if let Some(count) = fields.integer(name, 1..=128)?
-            && count > 1
-        {
-            return Err(fields.fault(name, format!("more than 1 sequence is not supported yet, got {count}")));
-        }
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -126,7 +151,7 @@ mod tests {
     use super::*;
 
     fn read(body: &Value) -> Result<Request, String> {
-        parse(body.to_string().as_bytes())
+        parse(&Config::default(), body.to_string().as_bytes())
             .map(|call| call.requests[0].clone())
             .map_err(|fault| fault.to_string())
     }
@@ -138,7 +163,7 @@ mod tests {
             "presence_penalty": 1.2, "frequency_penalty": 1.2, "temperature": 0.5, "top_p": 0.95, "top_k": 10,
             "seed": null, "stream": false, "stop": null, "stop_token_ids": null, "model": "None",
             "include_stop_str_in_output": false, "skip_special_tokens": true, "ignore_eos": false,
-            "best_of": null, "n": null
+            "best_of": 2, "n": 2
         });
         let mut expected = Request::new(Prompt::Text("My name is Olivier and I".into()), NAMES);
         expected.sampling = SamplingParams {
@@ -152,6 +177,7 @@ mod tests {
         };
         expected.max_tokens = MaxTokens::Clamp(20);
         expected.echo = true;
+        (expected.n, expected.best_of, expected.ranked) = (2, 2, true);
         assert_eq!(read(&body), Ok(expected));
     }
 
@@ -164,6 +190,40 @@ mod tests {
         assert!(request.skip_special_tokens);
         let greedy = read(&json!({"prompt": "x", "temperature": 0.0, "stream": true})).unwrap();
         assert_eq!((greedy.sampling.temperature, greedy.echo), (0.0, false));
+    }
+
+    #[test]
+    fn sequences_are_best_of_or_n() {
+        let count =
+            |body: Value| read(&body).map(|request| (request.n, request.best_of, request.ranked)).unwrap();
+        assert_eq!(count(json!({"prompt": "x", "n": 2})), (2, 2, true));
+        assert_eq!(count(json!({"prompt": "x", "n": 2, "best_of": 3})), (3, 3, true));
+        assert_eq!(count(json!({"prompt": "x", "n": null, "best_of": null})), (1, 1, false));
+        assert_eq!(count(json!({"prompt": "x", "n": 1, "temperature": 0})), (1, 1, false));
+    }
+
+    #[test]
+    fn the_users_of_vllm_have_their_parameters() {
+        let body = json!({"prompt": "x", "min_p": 0.1, "min_tokens": 3, "bad_words": ["a"], "logit_bias": {"5": -1},
+            "allowed_token_ids": [1, 2], "guided_regex": "a+", "truncate_prompt_tokens": 7, "priority": 1,
+            "logprobs": 3, "prompt_logprobs": 0, "detokenize": true, "spaces_between_special_tokens": false});
+        let request = read(&body).unwrap();
+        let sampling = &request.sampling;
+        assert_eq!((sampling.min_p, request.stop.min_tokens), (0.1, 3));
+        assert_eq!(request.bad_words, ["a"]);
+        assert_eq!(
+            (sampling.logit_bias.as_slice(), sampling.allowed_token_ids.as_slice()),
+            (&[(5, -1.0)][..], &[1, 2][..])
+        );
+        assert_eq!(sampling.grammar, Some(proto::Grammar::Regex("a+".into())));
+        assert_eq!((request.truncate, request.priority), (Some(Truncate::Last(7)), Priority(1)));
+    }
+
+    #[test]
+    fn the_default_length_is_the_servers_most_where_it_has_one() {
+        let config = Config { max_iter_times: Some(512), ..Config::default() };
+        let call = parse(&config, br#"{"prompt": "x"}"#).unwrap();
+        assert_eq!(call.requests[0].max_tokens, MaxTokens::Clamp(512));
     }
 
     #[test]
@@ -205,7 +265,10 @@ mod tests {
             (json!({"prompt": ""}), "prompt: must not be empty"),
             (json!({"prompt": [1, -2]}), "prompt[1]: expected a token id, got -2"),
             (json!({"prompt": [1, "x"]}), "prompt[1]: expected a token id"),
-            (json!({"prompt": [{"type": "video_url", "video_url": "x"}]}), "prompt[0].type: only text"),
+            (
+                json!({"prompt": [{"type": "video_url", "video_url": "x"}]}),
+                "prompt[0].type: this model takes text only",
+            ),
             (
                 json!({"prompt": "x", "max_tokens": 0}),
                 "max_tokens: expected an integer in [1, 2147483647], got 0",
@@ -228,8 +291,20 @@ mod tests {
             (json!({"prompt": "x", "stream": "yes"}), "stream: "),
             (json!({"prompt": "x", "stop": [1]}), "stop[0]: expected a string"),
             (json!({"prompt": "x", "stop_token_ids": 5}), "stop_token_ids: expected a list"),
-            (json!({"prompt": "x", "n": 2}), "n: more than 1 sequence is not supported yet, got 2"),
-            (json!({"prompt": "x", "best_of": 2}), "best_of: more than 1"),
+            (json!({"prompt": "x", "n": 3, "best_of": 2}), "best_of: expected at least n, which is 3, got 2"),
+            (json!({"prompt": "x", "n": 2, "temperature": 0}), "n: expected 1 at a temperature of 0, got 2"),
+            (json!({"prompt": "x", "best_of": 2, "temperature": 0}), "best_of: expected 1 at"),
+            (json!({"prompt": "x", "best_of": 129}), "best_of: expected an integer in [1, 128]"),
+            (json!({"prompt": "x", "min_p": 1.5}), "min_p: "),
+            (json!({"prompt": "x", "min_tokens": -1}), "min_tokens: "),
+            (json!({"prompt": "x", "logprobs": 21}), "logprobs: expected an integer in [0, 20]"),
+            (json!({"prompt": "x", "prompt_logprobs": true}), "prompt_logprobs: "),
+            (json!({"prompt": "x", "priority": 6}), "priority: expected an integer in [1, 5]"),
+            (json!({"prompt": "x", "truncate_prompt_tokens": 0}), "truncate_prompt_tokens: "),
+            (json!({"prompt": "x", "bad_words": "a"}), "bad_words: expected a list"),
+            (json!({"prompt": "x", "allowed_token_ids": ["a"]}), "allowed_token_ids[0]: expected a token id"),
+            (json!({"prompt": "x", "guided_choice": []}), "guided_choice: expected 1 to"),
+            (json!({"prompt": "x", "detokenize": 1}), "detokenize: "),
             (json!({"prompt": "x", "n": 129}), "n: expected an integer in [1, 128]"),
         ] {
             let fault = read(&body).unwrap_err();
