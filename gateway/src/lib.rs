@@ -16,6 +16,9 @@ mod config;
 mod dialect;
 pub mod domain;
 mod fault;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
 mod grpc;
 mod http;
 mod metrics;

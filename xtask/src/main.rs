@@ -1,6 +1,7 @@
 //! The project's own tools: everything that takes more than one command to set up is one command here.
 
 mod bench;
+mod fuzz;
 mod model;
 mod process;
 mod stages;
@@ -38,6 +39,17 @@ enum Task {
     },
     /// Build the binary that the end-to-end tests start, with fail points, into target/e2e
     E2eBinary,
+    /// Give generated inputs to everything that reads outside data, or writes for outside readers
+    Fuzz {
+        /// A few seconds for each target, from the committed corpus alone, as the tests do
+        #[arg(long, conflicts_with = "seconds")]
+        short: bool,
+        /// Seconds for each target
+        #[arg(long, default_value_t = 60)]
+        seconds: u64,
+        /// One target; all of them by default
+        target: Option<String>,
+    },
     /// Measure, and print figures side by side
     Bench {
         /// Which benchmark
@@ -54,6 +66,7 @@ fn main() -> anyhow::Result<()> {
         Task::Tidy => tidy::check(&process::root()),
         Task::FetchModel { name } => model::fetch(name).map(|path| println!("model: {}", path.display())),
         Task::E2eBinary => stages::e2e_binary(),
+        Task::Fuzz { short, seconds, target } => fuzz::run(&fuzz::Plan { short, seconds, only: target }),
         Task::Bench { name } => bench::run(name),
     }
 }

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 
+use crate::fuzz;
 use crate::model::{self, Name};
 use crate::process::{command, root, run, target};
 use crate::tidy;
@@ -74,6 +75,9 @@ fn test_stages(stages: &mut Stages) -> Result<()> {
         // Every failure is worth knowing, not the first one alone.
         tests.arg("--no-fail-fast");
         run(tests)
+    })?;
+    stages.run("fuzz targets, a few seconds each", || {
+        fuzz::run(&fuzz::Plan { short: true, seconds: 0, only: None })
     })
 }
 

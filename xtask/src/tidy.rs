@@ -10,7 +10,7 @@ use crate::process::{command, output};
 
 /// Which crates of the workspace each crate may depend on: the import table of ARCHITECTURE.md. Test-only
 /// dependencies are free.
-const MAY_IMPORT: [(&str, &[&str]); 12] = [
+const MAY_IMPORT: [(&str, &[&str]); 13] = [
     ("proto", &[]),
     ("checkpoint", &["proto"]),
     ("node", &["proto"]),
@@ -22,6 +22,7 @@ const MAY_IMPORT: [(&str, &[&str]); 12] = [
     ("gateway", &["proto", "checkpoint", "node"]),
     ("baton", &["proto", "node", "worker", "prefill-worker", "decode-worker", "router", "gateway"]),
     ("baton-tests", &["proto"]),
+    ("baton-fuzz", &["proto", "checkpoint", "gateway"]),
     ("xtask", &[]),
 ];
 

@@ -1,0 +1,211 @@
+//! Whatever body a front is given, it refuses with a fault of the request or asks for something that can be served.
+
+use std::time::Duration;
+
+use gateway::domain::{MaxTokens, REPETITION_PENALTY_MIN, Request, TIMEOUT_MAX};
+use gateway::fuzzing::{Front, Refused, Script, Taken, take};
+use proto::{Generation, wire};
+use serde_json::{Value, json};
+
+use crate::{json, model, pieces, streams};
+
+/// Longest refusal, bytes: it may show what came, and never all of it.
+const REFUSAL_BYTES_MAX: usize = 2048;
+
+const TRITON: [&str; 20] = [
+    "id",
+    "text_input",
+    "parameters",
+    "parameters.details",
+    "parameters.do_sample",
+    "parameters.max_new_tokens",
+    "parameters.repetition_penalty",
+    "parameters.seed",
+    "parameters.temperature",
+    "parameters.top_k",
+    "parameters.top_p",
+    "parameters.batch_size",
+    "parameters.typical_p",
+    "parameters.watermark",
+    "parameters.priority",
+    "parameters.timeout",
+    "parameters.firstTokenCost",
+    "parameters.decodeTime",
+    "parameters.stop",
+    "unknown",
+];
+
+const VLLM: [&str; 20] = [
+    "prompt",
+    "max_tokens",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "temperature",
+    "top_p",
+    "top_k",
+    "seed",
+    "stream",
+    "stop",
+    "stop_token_ids",
+    "model",
+    "include_stop_str_in_output",
+    "skip_special_tokens",
+    "ignore_eos",
+    "best_of",
+    "n",
+    "min_p",
+    "unknown",
+];
+
+const CHAT: [&str; 38] = [
+    "model",
+    "messages",
+    "messages.role",
+    "content",
+    "name",
+    "tool_calls",
+    "tool_call_id",
+    "max_tokens",
+    "max_completion_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "stop",
+    "stop_token_ids",
+    "stream",
+    "stream_options",
+    "stream_options.include_usage",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "ignore_eos",
+    "include_stop_str_in_output",
+    "n",
+    "logprobs",
+    "top_logprobs",
+    "logit_bias",
+    "logit_bias.5",
+    "response_format",
+    "response_format.type",
+    "response_format.json_schema",
+    "tools",
+    "tool_choice",
+    "parallel_tool_calls",
+    "functions",
+    "user",
+    "unknown",
+];
+
+/// `/v2/models/{model}/generate` and `/generate_stream`.
+pub fn json_triton(data: &[u8]) {
+    // Readable bodies leave no room for a choice: their length makes it.
+    let front = Front::Triton { stream: data.len() & 1 != 0, recompute: data.len() & 2 != 0 };
+    check(front, &json::body(data, &json!({"text_input": "x"}), &TRITON), &TRITON);
+}
+
+/// `/generate`.
+pub fn json_vllm(data: &[u8]) {
+    check(Front::Vllm, &json::body(data, &json!({"prompt": "x"}), &VLLM), &VLLM);
+}
+
+/// `/v1/chat/completions`.
+pub fn json_chat(data: &[u8]) {
+    let required = json!({"messages": [{"role": "user", "content": "x"}]});
+    check(Front::Chat, &json::body(data, &required, &CHAT), &CHAT);
+}
+
+fn check(front: Front, body: &[u8], names: &[&str]) {
+    let script = Script { model: model::model().clone(), pieces: pieces::short(), fails_at: None };
+    let outcome = take(front, body, &script);
+    match &outcome {
+        Ok(taken) => {
+            served(taken);
+            streams::agree(front, taken, &script);
+        }
+        Err(refusal) => refused(front, refusal),
+    }
+    if let Ok(Value::Object(object)) = serde_json::from_slice(body) {
+        let same =
+            |object: &Value| told(&take(front, object.to_string().as_bytes(), &script)) == told(&outcome);
+        let value = Value::Object(object.clone());
+        // A number of many digits may be read as a neighbour of the one that is then written.
+        if serde_json::from_str::<Value>(&value.to_string()).is_ok_and(|again| again == value) {
+            assert!(same(&value), "how a body is spelt makes a difference");
+            let mut more = object;
+            more.insert("a field that nobody knows".to_owned(), json!({"text_input": 1}));
+            for name in names {
+                more.entry(*name).or_insert(Value::Null);
+            }
+            assert!(same(&Value::Object(more)), "unknown fields or nulls make a difference");
+        }
+    }
+}
+
+/// What a body led to, without what is drawn anew for each.
+fn told(outcome: &Result<Taken, Refused>) -> String {
+    match outcome {
+        Ok(taken) => format!("{:?} {} {:?}", taken.request, taken.stream, taken.admitted),
+        Err(refusal) => format!("{refusal:?}"),
+    }
+}
+
+/// A refusal blames the request, in the family's words and few of them.
+fn refused(front: Front, refusal: &Refused) {
+    let body: Value = serde_json::from_slice(&refusal.body).expect("a refusal is JSON");
+    let (message, statuses): (_, &[u16]) = match front {
+        Front::Chat => (&body["error"]["message"], &[400, 404]),
+        Front::Triton { .. } | Front::Vllm => (&body["error"], &[422, 404]),
+    };
+    let message = message.as_str().expect("a refusal has a message");
+    assert!(statuses.contains(&refusal.status), "{}: {message}", refusal.status);
+    assert!(!message.is_empty() && !message.ends_with('.'), "{message:?}");
+    assert!(refusal.body.len() <= REFUSAL_BYTES_MAX, "a refusal of {} bytes", refusal.body.len());
+}
+
+fn served(taken: &Taken) {
+    in_range(&taken.request);
+    match &taken.admitted {
+        Ok(generation) => fits(&taken.request, generation),
+        Err(refusal) => {
+            assert!(matches!(refusal.status, 400 | 404 | 422), "{refusal:?}");
+            assert!(refusal.body.len() <= REFUSAL_BYTES_MAX, "a refusal of {} bytes", refusal.body.len());
+        }
+    }
+}
+
+/// The ranges that everything behind the gateway counts on.
+pub(crate) fn in_range(request: &Request) {
+    let sampling = &request.sampling;
+    assert!(sampling.temperature >= 0.0 && sampling.temperature.is_finite(), "{sampling:?}");
+    assert!(sampling.top_p > 0.0 && sampling.top_p <= 1.0, "{sampling:?}");
+    assert!(sampling.top_k != Some(0), "{sampling:?}");
+    let repetition = sampling.repetition_penalty;
+    assert!(repetition >= REPETITION_PENALTY_MIN && repetition.is_finite(), "{sampling:?}");
+    for penalty in [sampling.presence_penalty, sampling.frequency_penalty] {
+        assert!((-2.0..=2.0).contains(&penalty), "{sampling:?}");
+    }
+    assert!(!matches!(request.max_tokens, MaxTokens::Clamp(0) | MaxTokens::Exact(0)));
+    assert!(request.deadline(Duration::from_secs(1)) <= TIMEOUT_MAX);
+    assert!(!request.deadline(Duration::from_secs(1)).is_zero());
+}
+
+/// What admission promises of what it lets in.
+pub(crate) fn fits(request: &Request, generation: &Generation) {
+    let description = &model::model().description;
+    assert!(generation.tokens.iter().all(|id| (*id as usize) < description.vocab_size));
+    assert!(generation.generated < generation.tokens.len());
+    assert!(generation.tokens.len() < description.context_len);
+    let max_tokens = generation.stop.max_tokens;
+    assert!(
+        max_tokens > generation.generated && generation.prompt_len() + max_tokens <= description.context_len
+    );
+    assert_eq!(generation.stop.eos_ids.is_empty(), request.stop.ignore_eos);
+    if let Some(seed) = request.seed {
+        assert_eq!(generation.sampling.seed, seed);
+    }
+    let again = Generation::try_from(wire::Generation::from(generation.clone()));
+    assert_eq!(again.as_ref(), Ok(generation), "what is admitted survives the wire");
+}
