@@ -45,7 +45,7 @@ impl Prepared {
         generation
     }
 
-    fn started(&self) -> Started {
+    pub(crate) fn started(&self) -> Started {
         Started {
             model: self.model.clone(),
             prompt_tokens: self.generation.prompt_len(),

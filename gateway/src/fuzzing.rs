@@ -5,8 +5,10 @@ use std::sync::Arc;
 use bytes::Bytes;
 use proto::{Error, Generation, RequestId};
 
+use crate::Config;
 use crate::admit::admit;
 use crate::answer::Started;
+use crate::answers::Prepared;
 use crate::dialect::mindie::MindIe;
 use crate::dialect::openai::{self, OpenAi};
 use crate::dialect::triton::{self, Envelope};
@@ -14,9 +16,6 @@ use crate::dialect::{Call, Events, Family, Writer, vllm};
 use crate::domain::{Piece, Request, Whole};
 use crate::fault::Fault;
 use crate::models::Model;
-
-/// Drawn at admission where the client gave none.
-const SEED: u64 = 1;
 
 /// A front that takes JSON.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,15 +47,15 @@ pub struct Script {
 /// A body that its front took.
 #[derive(Debug)]
 pub struct Taken {
-    /// What it asks for.
-    pub request: Request,
+    /// What it asks for, one for each prompt.
+    pub requests: Vec<Request>,
     /// The client asked for a stream.
     pub stream: bool,
-    /// What is asked of a router, or why it is not.
-    pub admitted: Result<Generation, Refused>,
-    /// The script as a stream.
+    /// What is asked of a router for the first sequence of each prompt, or why it is not.
+    pub admitted: Result<Vec<Generation>, Refused>,
+    /// The script as a stream, told by every choice of it in turn.
     pub events: Vec<Bytes>,
-    /// The script as one body.
+    /// The script as one body, told by every choice of it.
     pub whole: Bytes,
 }
 
@@ -84,41 +83,64 @@ pub fn take(front: Front, body: &[u8], script: &Script) -> Result<Taken, Refused
 /// What the public gRPC service makes of a request.
 pub fn take_grpc(
     request: proto::wire::GenerateRequest,
-    model: &Model,
+    model: &Arc<Model>,
 ) -> Result<(Request, Generation), Error> {
     let (_, request) = crate::grpc::parse(request)?;
-    let admitted = admit(&request, model, RequestId("fuzz".to_owned()), SEED)?;
-    Ok((request, admitted.generation))
+    let prepared = prepare(&request, model)?;
+    Ok((request, prepared.generation))
+}
+
+fn prepare(request: &Request, model: &Arc<Model>) -> Result<Prepared, Fault> {
+    admit(request.clone(), model, &Config::default(), RequestId("fuzz".to_owned()))
 }
 
 fn answered<F: Family, W: Writer>(
     parse: impl Fn() -> Result<Call<W>, Fault>,
     script: &Script,
 ) -> Result<Taken, Refused> {
-    let Call { request, mut writer, stream } = parse().map_err(|fault| refused::<F>(&fault))?;
-    let model = &script.model;
-    let admitted = admit(&request, model, RequestId("fuzz".to_owned()), SEED);
-    let prompt_tokens = admitted.as_ref().map_or(1, |admitted| admitted.generation.prompt_len());
-    let prompt_text = admitted.as_ref().ok().and_then(|admitted| admitted.prompt_text.clone());
-    let started = Started { model: model.clone(), prompt_tokens, prompt_text };
+    let Call { requests, mut writer, stream } = parse().map_err(|fault| refused::<F>(&fault))?;
+    let prepared: Result<Vec<Prepared>, Fault> =
+        requests.iter().map(|request| prepare(request, &script.model)).collect();
+    let started: Vec<Started> = match &prepared {
+        Ok(prepared) => prepared.iter().map(Prepared::started).collect(),
+        Err(_) => requests.iter().map(|_| started(&script.model)).collect(),
+    };
+    let events =
+        stream_of(&mut writer, &started, requests.iter().map(|request| request.best_of).sum(), script);
+    // A writer writes one answer.
+    let mut writer = parse().map_err(|fault| refused::<F>(&fault))?.writer;
+    let wholes = vec![whole(&script.pieces); requests.iter().map(|request| request.n).sum()];
+    let whole = writer.whole(&started, &wholes);
+    let admitted = prepared
+        .map(|prepared| prepared.into_iter().map(|prepared| prepared.generation).collect())
+        .map_err(|fault| refused::<F>(&fault));
+    Ok(Taken { requests, stream, admitted, events, whole })
+}
 
+/// What stands for an answer that was not admitted.
+fn started(model: &Arc<Model>) -> Started {
+    Started {
+        model: model.clone(),
+        prompt_tokens: 1,
+        prompt: vec![0].into(),
+        prompt_text: Some("x".to_owned()),
+    }
+}
+
+fn stream_of(writer: &mut impl Writer, started: &[Started], choices: usize, script: &Script) -> Vec<Bytes> {
     let mut events = Events::new();
-    writer.begin(&started, &mut events);
+    writer.begin(started, &mut events);
     for (index, piece) in script.pieces.iter().enumerate() {
         if script.fails_at == Some(index) {
             events.push(writer.fault(&Fault::NotReady("the script says so".to_owned())));
-            break;
+            return events;
         }
-        writer.piece(piece, &mut events);
+        for choice in 0..choices {
+            writer.piece(choice, piece, &mut events);
+        }
     }
-    if script.fails_at.is_none() {
-        writer.end(&mut events);
-    }
-    // A writer writes one answer.
-    let mut writer = parse().map_err(|fault| refused::<F>(&fault))?.writer;
-    let whole = writer.whole(&started, &whole(&script.pieces));
-    let admitted = admitted.map(|admitted| admitted.generation).map_err(|fault| refused::<F>(&fault));
-    Ok(Taken { request, stream, admitted, events, whole })
+    writer.end(&mut events);
+    events
 }
 
 fn refused<F: Family>(fault: &Fault) -> Refused {
@@ -131,6 +153,7 @@ fn whole(pieces: &[Piece]) -> Whole {
         text: pieces.iter().map(|piece| piece.text.as_str()).collect(),
         tokens: pieces.iter().map(|piece| piece.token.clone()).collect(),
         latencies: pieces.iter().map(|piece| piece.latency).collect(),
+        prompt: None,
         finish: pieces.last().and_then(|piece| piece.finish.clone()).expect("a script has a last piece"),
     }
 }

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use gateway::domain::{MaxTokens, REPETITION_PENALTY_MIN, Request, TIMEOUT_MAX};
+use gateway::domain::{REPETITION_PENALTY_MIN, Request, TIMEOUT_MAX};
 use gateway::fuzzing::{Front, Refused, Script, Taken, take};
-use proto::{Generation, wire};
+use proto::{Generation, LOGPROBS_MAX, wire};
 use serde_json::{Value, json};
 
 use crate::{json, model, pieces, streams};
@@ -147,7 +147,14 @@ fn check(front: Front, body: &[u8], names: &[&str]) {
 /// What a body led to, without what is drawn anew for each.
 fn told(outcome: &Result<Taken, Refused>) -> String {
     match outcome {
-        Ok(taken) => format!("{:?} {} {:?}", taken.request, taken.stream, taken.admitted),
+        Ok(taken) => {
+            let drawn = taken.requests.iter().any(|request| request.seed.is_none());
+            let admitted = taken.admitted.clone().map(|mut generations| {
+                generations.iter_mut().filter(|_| drawn).for_each(|generation| generation.sampling.seed = 0);
+                generations
+            });
+            format!("{:?} {} {admitted:?}", taken.requests, taken.stream)
+        }
         Err(refusal) => format!("{refusal:?}"),
     }
 }
@@ -166,9 +173,17 @@ fn refused(front: Front, refusal: &Refused) {
 }
 
 fn served(taken: &Taken) {
-    in_range(&taken.request);
+    assert!(!taken.requests.is_empty());
+    taken.requests.iter().for_each(in_range);
     match &taken.admitted {
-        Ok(generation) => fits(&taken.request, generation),
+        Ok(generations) => {
+            assert_eq!(generations.len(), taken.requests.len());
+            taken
+                .requests
+                .iter()
+                .zip(generations)
+                .for_each(|(request, generation)| fits(request, generation));
+        }
         Err(refusal) => {
             assert!(matches!(refusal.status, 400 | 404 | 422), "{refusal:?}");
             assert!(refusal.body.len() <= REFUSAL_BYTES_MAX, "a refusal of {} bytes", refusal.body.len());
@@ -187,7 +202,14 @@ pub(crate) fn in_range(request: &Request) {
     for penalty in [sampling.presence_penalty, sampling.frequency_penalty] {
         assert!((-2.0..=2.0).contains(&penalty), "{sampling:?}");
     }
-    assert!(!matches!(request.max_tokens, MaxTokens::Clamp(0) | MaxTokens::Exact(0)));
+    assert!((0.0..=1.0).contains(&sampling.min_p), "{sampling:?}");
+    assert!(sampling.typical_p > 0.0 && sampling.typical_p <= 1.0, "{sampling:?}");
+    assert!(sampling.logit_bias.iter().all(|(_, bias)| bias.is_finite()), "{sampling:?}");
+    assert!(sampling.bad_words.iter().all(|word| !word.is_empty()), "{sampling:?}");
+    let reported = [sampling.logprobs, sampling.prompt_logprobs];
+    assert!(reported.iter().flatten().all(|count| *count <= LOGPROBS_MAX), "{sampling:?}");
+    assert!((1..=5).contains(&request.priority.0));
+    assert!(request.n >= 1 && request.best_of >= request.n);
     assert!(request.deadline(Duration::from_secs(1)) <= TIMEOUT_MAX);
     assert!(!request.deadline(Duration::from_secs(1)).is_zero());
 }

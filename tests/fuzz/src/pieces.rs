@@ -27,8 +27,16 @@ const HARD: [&str; 12] = [
 
 /// One to twelve pieces, the last with its finish.
 pub(crate) fn pieces(source: &mut Unstructured<'_>) -> Result<Vec<Piece>> {
-    let finish =
-        source.choose(&[Finish::Eos, Finish::StopToken, Finish::StopString, Finish::Length])?.clone();
+    let finish = source
+        .choose(&[
+            Finish::Eos,
+            Finish::StopToken,
+            Finish::StopString("b".to_owned()),
+            Finish::Length,
+            Finish::Grammar,
+            Finish::Stopped,
+        ])?
+        .clone();
     let count = source.int_in_range(1..=PIECES_MAX)?;
     (0..count)
         .map(|index| {
@@ -52,6 +60,7 @@ fn piece(index: usize, text: String, finish: Option<Finish>, micros: u32) -> Pie
         batch_size: 1,
         queue_wait: Duration::from_micros(micros.into()),
         finish: finish.as_ref().map(FinishReason::from),
+        ..Token::default()
     };
-    Piece { token, text, latency: Duration::from_micros(micros.into()), finish }
+    Piece { token, text, latency: Duration::from_micros(micros.into()), finish, discarded: false }
 }

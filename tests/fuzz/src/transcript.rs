@@ -30,7 +30,12 @@ fn texts() -> &'static [Arc<Text>; 2] {
 fn any_ids(source: &mut Unstructured<'_>) -> Result<()> {
     let text = source.choose(texts())?;
     let skip_special = source.arbitrary()?;
-    let reason = *source.choose(&[FinishReason::Eos, FinishReason::StopToken, FinishReason::Length])?;
+    let reason = *source.choose(&[
+        FinishReason::Eos,
+        FinishReason::StopToken,
+        FinishReason::Length,
+        FinishReason::Grammar,
+    ])?;
     let stop = Stop { strings: strings(source)?, include: source.arbitrary()?, ..Stop::default() };
     let known = source.int_in_range(0..=3)?;
     let ids = ids(source)?;
@@ -40,7 +45,7 @@ fn any_ids(source: &mut Unstructured<'_>) -> Result<()> {
     let hidden = match reason {
         FinishReason::Eos => true,
         FinishReason::StopToken => !stop.include,
-        FinishReason::Length => false,
+        FinishReason::Length | FinishReason::Grammar => false,
     };
     let shown = if hidden { &ids[..ids.len() - 1] } else { &ids[..] };
     let fresh =
@@ -61,7 +66,7 @@ fn any_ids(source: &mut Unstructured<'_>) -> Result<()> {
         }
     }
     assert_eq!(told, expected.0);
-    assert_eq!(finish, Some(if expected.1 { Finish::StopString } else { Finish::from(reason) }));
+    assert_eq!(finish, Some(expected.1.map_or(Finish::from(reason), Finish::StopString)));
     Ok(())
 }
 
@@ -83,15 +88,16 @@ fn fresh_text(text: &Text, known: &[TokenId], new: &[TokenId], skip_special: boo
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// By definition: the text up to the first character at which a stop string ends, and whether there is one.
-fn cut(text: &str, stop: &Stop) -> (String, bool) {
+/// By definition: the text up to the first character at which a stop string ends, and the longest that ends there.
+fn cut(text: &str, stop: &Stop) -> (String, Option<String>) {
     for end in (1..=text.len()).filter(|end| text.is_char_boundary(*end)) {
         let found = stop.strings.iter().filter(|stop| text[..end].ends_with(stop.as_str()));
-        if let Some(longest) = found.map(String::len).max() {
-            return (text[..if stop.include { end } else { end - longest }].to_owned(), true);
+        if let Some(longest) = found.max_by_key(|stop| stop.len()) {
+            let end = if stop.include { end } else { end - longest.len() };
+            return (text[..end].to_owned(), Some(longest.clone()));
         }
     }
-    (text.to_owned(), false)
+    (text.to_owned(), None)
 }
 
 fn strings(source: &mut Unstructured<'_>) -> Result<Vec<String>> {
@@ -121,5 +127,5 @@ fn ids(source: &mut Unstructured<'_>) -> Result<Vec<TokenId>> {
 }
 
 fn token(index: usize, id: TokenId, finish: Option<FinishReason>) -> Token {
-    Token { index, id, logprob: 0.0, batch_size: 1, queue_wait: Duration::ZERO, finish }
+    Token { index, id, logprob: 0.0, batch_size: 1, queue_wait: Duration::ZERO, finish, ..Token::default() }
 }
