@@ -344,3 +344,50 @@ async fn requests_are_counted_and_probes_apart() {
         assert!(page.contains(line), "{line} is missing in\n{page}");
     }
 }
+
+#[tokio::test]
+async fn several_sequences_share_a_prompt() {
+    let cluster = Cluster::start(&["r0"], |_| ()).await;
+    cluster.script.says("one");
+    let body = json!({"prompt": "xy", "max_tokens": 12, "n": 3, "seed": 5});
+    let (status, answer) = cluster.answer("/generate", &body).await;
+    assert_eq!((status, answer.as_str()), (200, r#"{"text":["xy one","xy one","xy one"]}"#));
+    let mut seen: Vec<_> = cluster.script.take_seen().into_iter().map(|(_, generation)| generation).collect();
+    seen.sort_by_key(|generation| generation.sampling.sequence);
+    let sequences: Vec<u32> = seen.iter().map(|generation| generation.sampling.sequence).collect();
+    assert_eq!(sequences, [0, 1, 2]);
+    assert!(seen.iter().all(|generation| generation.sampling.seed == 5));
+    // The first is placed freely, the others where its KV is.
+    let besides: Vec<Option<&str>> =
+        seen.iter().map(|generation| generation.beside.as_ref().map(|placed| placed.decode.as_str())).collect();
+    assert_eq!(besides, [None, Some("local:worker"), Some("local:worker")]);
+
+    let streamed = json!({"prompt": "xy", "max_tokens": 12, "n": 2, "stream": true});
+    let (status, answer) = cluster.answer("/generate", &streamed).await;
+    let expected = "{\"text\":[\"o\",\"o\"]}\0{\"text\":[\"n\",\"n\"]}\0{\"text\":[\"e\",\"e\"]}\0";
+    assert_eq!((status, answer.as_str()), (200, expected));
+    cluster.until_idle().await;
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_takes_all_its_sequences_along() {
+    let cluster = Cluster::start(&["r0"], |_| ()).await;
+    cluster.script.says("a long answer that is never read");
+    cluster.script.pace(std::time::Duration::from_millis(20));
+    let streamed = json!({"prompt": "x", "max_tokens": 32, "n": 4, "stream": true});
+    let mut running = cluster.post("/generate", &streamed).await;
+    assert!(running.chunk().await.unwrap().is_some());
+    drop(running);
+    cluster.until_idle().await;
+    assert_eq!(cluster.script.open(), 0);
+}
+
+#[tokio::test]
+async fn a_call_whose_first_sequence_is_refused_is_refused() {
+    let cluster = Cluster::start(&["r0"], |_| ()).await;
+    let full = proto::Error::new(proto::Reason::QueueFull, "no room");
+    cluster.script.trouble("r0", 0, crate::support::Trouble::Fail(full));
+    let (status, _) = cluster.answer("/generate", &json!({"prompt": "x", "n": 2})).await;
+    assert_eq!(status, 429);
+    assert_eq!(cluster.script.take_seen().len(), 1, "the others are not even asked for");
+}
