@@ -88,7 +88,7 @@ async fn triton_call(State(service): Shared, path: PathResult, request: Request,
     serve::<MindIe, _>(&service, "triton", request, |service, body| {
         // An unknown model comes before a fault of the body.
         service.model(Some(&model), "model")?;
-        triton::parse(Envelope { model: &model, stream, recompute }, body)
+        triton::parse(&service.config, Envelope { model: &model, stream, recompute }, body)
     })
     .await
 }

@@ -358,8 +358,10 @@ async fn several_sequences_share_a_prompt() {
     assert_eq!(sequences, [0, 1, 2]);
     assert!(seen.iter().all(|generation| generation.sampling.seed == 5));
     // The first is placed freely, the others where its KV is.
-    let besides: Vec<Option<&str>> =
-        seen.iter().map(|generation| generation.beside.as_ref().map(|placed| placed.decode.as_str())).collect();
+    let besides: Vec<Option<&str>> = seen
+        .iter()
+        .map(|generation| generation.beside.as_ref().map(|placed| placed.decode.as_str()))
+        .collect();
     assert_eq!(besides, [None, Some("local:worker"), Some("local:worker")]);
 
     let streamed = json!({"prompt": "xy", "max_tokens": 12, "n": 2, "stream": true});

@@ -9,10 +9,11 @@ use uuid::Uuid;
 
 use super::TritonWriter;
 use super::response::{Earlier, Shape};
+use crate::Config;
 use crate::dialect::fields::{Fields, Integers, unexpected, unsigned};
 use crate::dialect::mindie::{COUNT, check_id, check_prompt};
-use crate::dialect::{Call, parts};
-use crate::domain::{FieldNames, MaxTokens, Prompt, REPETITION_PENALTY_MIN, Request};
+use crate::dialect::{Call, parts, sampling};
+use crate::domain::{FieldNames, MaxTokens, Priority, Prompt, REPETITION_PENALTY_MIN, Request, Stop};
 use crate::fault::Fault;
 
 const NAMES: FieldNames = FieldNames {
@@ -37,22 +38,24 @@ pub(crate) struct Envelope<'a> {
 }
 
 /// Reads a call.
-pub(crate) fn parse(envelope: Envelope<'_>, body: &[u8]) -> Result<Call<TritonWriter>, Fault> {
+pub(crate) fn parse(
+    config: &Config,
+    envelope: Envelope<'_>,
+    body: &[u8],
+) -> Result<Call<TritonWriter>, Fault> {
     let mut fields = Fields::parse(body, Integers::Strict)?;
     let id = fields.string("id")?;
     if let Some(id) = &id {
         check_id(id, "id")?;
     }
     let prompt = prompt(fields.require("text_input")?, envelope.recompute)?;
-    let parameters = match fields.object("parameters")? {
-        Some(parameters) => Parameters::read(parameters)?,
-        None => Parameters::read(Fields::of(
-            Value::Object(serde_json::Map::default()),
-            "parameters",
-            Integers::Strict,
-        )?)?,
+    // LiteLLM says it again; the path decides.
+    fields.flag("stream")?;
+    let inner = match fields.object("parameters")? {
+        Some(parameters) => parameters,
+        None => Fields::of(Value::Object(serde_json::Map::default()), "parameters", Integers::Strict)?,
     };
-    fields.finish("generate");
+    let parameters = Parameters::read(Places { inner, outer: fields }, config)?;
 
     let earlier = parameters.earlier(&prompt)?;
     let mut request = Request::new(prompt, NAMES);
@@ -61,9 +64,42 @@ pub(crate) fn parse(envelope: Envelope<'_>, body: &[u8]) -> Result<Call<TritonWr
     request.seed = parameters.seed;
     request.max_tokens = MaxTokens::Clamp(parameters.max_new_tokens);
     request.timeout = parameters.timeout;
-    let id = id.unwrap_or_else(|| Uuid::new_v4().simple().to_string());
-    let writer = TritonWriter::new(Shape { id, details: parameters.details }, earlier);
-    Ok(Call { requests: vec![request], writer, stream: envelope.stream })
+    request.priority = parameters.priority;
+    request.stop = parameters.stop;
+    request.bad_words = parameters.bad_words;
+    request.stoppable.clone_from(&id);
+    let shape = Shape {
+        id: id.unwrap_or_else(|| Uuid::new_v4().simple().to_string()),
+        details: parameters.details,
+        full_text: config.full_text_enabled,
+        report_costs: config.report_costs,
+    };
+    Ok(Call { requests: vec![request], writer: TritonWriter::new(shape, earlier), stream: envelope.stream })
+}
+
+/// Where parameters stand: in the object `parameters`, or beside it, as the clients of TensorRT-LLM send them. What is
+/// in the object counts.
+struct Places {
+    inner: Fields,
+    outer: Fields,
+}
+
+impl Places {
+    /// Where the field of this name stands.
+    fn of(&mut self, name: &str) -> &mut Fields {
+        if !self.inner.has(name) && self.outer.has(name) { &mut self.outer } else { &mut self.inner }
+    }
+
+    /// The first of several names that is there; the others are read as well, and so checked, by nobody.
+    fn named(&mut self, names: &[&'static str]) -> &'static str {
+        let there = names.iter().find(|name| self.inner.has(name) || self.outer.has(name));
+        there.or(names.first()).copied().unwrap_or_default()
+    }
+
+    fn finish(self) {
+        self.inner.finish("generate");
+        self.outer.finish("generate");
+    }
 }
 
 fn prompt(value: Value, recompute: bool) -> Result<Prompt, Fault> {
@@ -90,57 +126,48 @@ fn resumed(text: &str) -> Result<Prompt, Fault> {
     Ok(Prompt::Resumed { tokens, generated })
 }
 
-/// The object `parameters`.
+/// What `parameters` say.
 struct Parameters {
     details: bool,
     max_new_tokens: usize,
     sampling: SamplingParams,
     seed: Option<u64>,
     timeout: Option<Duration>,
+    priority: Priority,
+    stop: Stop,
+    bad_words: Vec<String>,
     first_token_cost: Option<u64>,
     decode_time: Option<Vec<u64>>,
 }
 
 impl Parameters {
-    fn read(mut fields: Fields) -> Result<Self, Fault> {
-        let details = fields.flag("details")?.unwrap_or(false);
-        let do_sample = fields.flag("do_sample")?;
-        let max_new_tokens = fields.integer("max_new_tokens", COUNT)?.unwrap_or(MAX_NEW_TOKENS) as usize;
-        let repetition_penalty = fields.float("repetition_penalty", REPETITION_PENALTY_MIN..=f32::MAX)?;
-        let seed = fields.integer("seed", 1..=u64::MAX)?;
-        let temperature = fields.float("temperature", (Excluded(1e-6), Included(f32::MAX)))?;
-        let top_k = fields.integer("top_k", COUNT)?;
-        let top_p = fields.float("top_p", (Excluded(1e-6), Included(1.0)))?;
-        let typical_p = fields.float("typical_p", (Excluded(0.0), Included(1.0)))?;
-        Self::check_without_effect(&mut fields)?;
-        let timeout = fields.integer("timeout", 1..=3600)?.map(Duration::from_secs);
-        let first_token_cost = fields.integer("firstTokenCost", 0..=u64::MAX)?;
-        let decode_time = decode_time(&mut fields)?;
-        fields.finish("generate");
-
-        let sampled = temperature.is_some()
-            || top_k.is_some()
-            || top_p.is_some()
-            || typical_p.is_some()
-            || seed.is_some();
-        let sampling = SamplingParams {
-            temperature: if do_sample.unwrap_or(sampled) { temperature.unwrap_or(1.0) } else { 0.0 },
-            top_k: top_k.map(|k| k as u32),
-            top_p: top_p.unwrap_or(1.0),
-            repetition_penalty: repetition_penalty.unwrap_or(1.0),
-            ..SamplingParams::default()
-        };
-        Ok(Self { details, max_new_tokens, sampling, seed, timeout, first_token_cost, decode_time })
-    }
-
-    /// Fields that are checked and change nothing: scheduling hints, and a watermark that nothing could add.
-    fn check_without_effect(fields: &mut Fields) -> Result<(), Fault> {
-        fields.integer("batch_size", COUNT)?;
-        fields.integer("priority", 1..=5)?;
-        if fields.flag("watermark")?.unwrap_or(false) {
-            return Err(fields.fault("watermark", "true is not supported yet"));
-        }
-        Ok(())
+    fn read(mut from: Places, config: &Config) -> Result<Self, Fault> {
+        let details = from.of("details").flag("details")?.unwrap_or(false);
+        let name = from.named(&["max_new_tokens", "max_tokens"]);
+        let max_new_tokens = from.of(name).integer(name, COUNT)?.unwrap_or(MAX_NEW_TOKENS) as usize;
+        let name = from.named(&["seed", "random_seed"]);
+        let seed = from.of(name).integer(name, 1..=u64::MAX)?;
+        let sampling = sampling(&mut from, seed.is_some(), config)?;
+        from.of("batch_size").integer("batch_size", COUNT)?;
+        let priority = from.of("priority").integer("priority", 1..=5)?;
+        let timeout = from.of("timeout").integer("timeout", 1..=3600)?.map(Duration::from_secs);
+        let first_token_cost = from.of("firstTokenCost").integer("firstTokenCost", 0..=u64::MAX)?;
+        let decode_time = decode_time(from.of("decodeTime"))?;
+        let stop = stop(&mut from)?;
+        let bad_words = texts(from.of("bad_words"), "bad_words")?;
+        from.finish();
+        Ok(Self {
+            details,
+            max_new_tokens,
+            sampling,
+            seed,
+            timeout,
+            priority: priority.map_or_else(Priority::default, |priority| Priority(priority as u8)),
+            stop,
+            bad_words,
+            first_token_cost,
+            decode_time,
+        })
     }
 
     /// What the client was already told of a request that it moves here.
@@ -164,6 +191,66 @@ impl Parameters {
     }
 }
 
+/// How to choose tokens: sampling if `do_sample` or else any of its parameters says so, else the likeliest.
+fn sampling(from: &mut Places, seeded: bool, config: &Config) -> Result<SamplingParams, Fault> {
+    let penalty = (Included(-2.0), Included(2.0));
+    let do_sample = from.of("do_sample").flag("do_sample")?;
+    let repetition_penalty =
+        from.of("repetition_penalty").float("repetition_penalty", REPETITION_PENALTY_MIN..=f32::MAX)?;
+    let temperature = from.of("temperature").float("temperature", (Excluded(1e-6), Included(f32::MAX)))?;
+    let top_k = from.of("top_k").integer("top_k", COUNT)?;
+    let top_p = from.of("top_p").float("top_p", (Excluded(1e-6), Included(1.0)))?;
+    let typical_p = from.of("typical_p").float("typical_p", (Excluded(0.0), Included(1.0)))?;
+    let watermark = from.of("watermark").flag("watermark")?.unwrap_or(false);
+    let sampled =
+        seeded || temperature.is_some() || top_k.is_some() || top_p.is_some() || typical_p.is_some();
+    Ok(SamplingParams {
+        temperature: if do_sample.unwrap_or(sampled) { temperature.unwrap_or(1.0) } else { 0.0 },
+        top_k: top_k.map(|k| k as u32),
+        top_p: top_p.unwrap_or(1.0),
+        typical_p: typical_p.unwrap_or(1.0),
+        repetition_penalty: repetition_penalty.unwrap_or(1.0),
+        presence_penalty: from.of("presence_penalty").float("presence_penalty", penalty)?.unwrap_or(0.0),
+        frequency_penalty: from.of("frequency_penalty").float("frequency_penalty", penalty)?.unwrap_or(0.0),
+        watermark: watermark.then(|| sampling::watermark(config)),
+        ..SamplingParams::default()
+    })
+}
+
+/// `stop` (or `stop_words`), `stop_token_ids`, `ignore_eos`, `min_tokens` (or `min_length`): beyond the reference's
+/// table, as the clients of other servers of this protocol send them.
+fn stop(from: &mut Places) -> Result<Stop, Fault> {
+    let name = from.named(&["stop", "stop_words"]);
+    let strings = texts(from.of(name), name)?;
+    let name = from.named(&["min_tokens", "min_length"]);
+    let min_tokens = from.of(name).integer(name, 0..=*COUNT.end())?.unwrap_or(0) as usize;
+    Ok(Stop {
+        strings,
+        token_ids: sampling::token_ids(from.of("stop_token_ids"), "stop_token_ids")?,
+        include: from.of("include_stop_str_in_output").flag("include_stop_str_in_output")?.unwrap_or(false),
+        ignore_eos: from.of("ignore_eos").flag("ignore_eos")?.unwrap_or(false),
+        min_tokens,
+    })
+}
+
+/// A string, or a list of strings. TensorRT-LLM's clients send an empty one for none.
+fn texts(fields: &mut Fields, name: &str) -> Result<Vec<String>, Fault> {
+    match fields.take(name) {
+        None => Ok(Vec::new()),
+        Some(Value::String(text)) if text.is_empty() => Ok(Vec::new()),
+        Some(Value::String(text)) => Ok(vec![text]),
+        Some(Value::Array(list)) => {
+            let path = fields.path(name);
+            let texts = list.into_iter().enumerate().map(|(index, value)| match value {
+                Value::String(text) => Ok(text),
+                other => Err(unexpected(&format!("{path}[{index}]"), "a string", &other)),
+            });
+            texts.collect()
+        }
+        Some(other) => Err(unexpected(&fields.path(name), "a string or a list of strings", &other)),
+    }
+}
+
 fn decode_time(fields: &mut Fields) -> Result<Option<Vec<u64>>, Fault> {
     let path = fields.path("decodeTime");
     let Some(list) = fields.list("decodeTime")? else { return Ok(None) };
@@ -184,7 +271,7 @@ mod tests {
     const ENVELOPE: Envelope<'_> = Envelope { model: "m", stream: true, recompute: false };
 
     fn read(envelope: Envelope<'_>, body: &Value) -> Result<Request, String> {
-        parse(envelope, body.to_string().as_bytes())
+        parse(&Config::default(), envelope, body.to_string().as_bytes())
             .map(|call| call.requests[0].clone())
             .map_err(|fault| fault.to_string())
     }
@@ -210,9 +297,11 @@ mod tests {
             temperature: 1.0,
             top_k: Some(10),
             top_p: 0.99,
+            typical_p: 0.5,
             repetition_penalty: 1.1,
             ..SamplingParams::default()
         };
+        expected.stoppable = Some("a123".into());
         expected.seed = Some(123);
         expected.max_tokens = MaxTokens::Clamp(5);
         expected.timeout = Some(Duration::from_secs(10));
@@ -275,7 +364,7 @@ mod tests {
             ("top_p", vec![json!(0), json!(1e-6), json!(1.01)]),
             ("batch_size", vec![json!(0), json!(1.0)]),
             ("typical_p", vec![json!(0), json!(-1.0), json!(1.5)]),
-            ("watermark", vec![json!(true), json!(1)]),
+            ("watermark", vec![json!(1), json!("true")]),
             ("priority", vec![json!(0), json!(6)]),
             ("timeout", vec![json!(0), json!(3601), json!(1.0)]),
             ("firstTokenCost", vec![json!(-1), json!(1.0)]),
@@ -294,6 +383,34 @@ mod tests {
         ] {
             assert!(with(json!({field: value})).is_ok(), "{field} = {value}");
         }
+    }
+
+    #[test]
+    fn parameters_may_stand_beside_the_text_under_other_servers_names() {
+        let body = json!({"text_input": "x", "stream": true, "max_tokens": 7, "temperature": 0.5, "stop_words": ["a"],
+            "bad_words": "b", "min_length": 3, "random_seed": 9, "presence_penalty": 0.25, "accumulate_tokens": true});
+        let request = read(ENVELOPE, &body).unwrap();
+        assert_eq!((request.max_tokens, request.seed), (MaxTokens::Clamp(7), Some(9)));
+        assert_eq!((request.sampling.temperature, request.sampling.presence_penalty), (0.5, 0.25));
+        assert_eq!((request.stop.strings.as_slice(), request.stop.min_tokens), (&["a".to_owned()][..], 3));
+        assert_eq!(request.bad_words, ["b"]);
+        let both =
+            json!({"text_input": "x", "max_tokens": 7, "parameters": {"max_new_tokens": 5, "stop": ["c"]}});
+        let request = read(ENVELOPE, &both).unwrap();
+        assert_eq!((request.max_tokens, request.stop.strings), (MaxTokens::Clamp(5), vec!["c".to_owned()]));
+        let twice = json!({"text_input": "x", "top_k": 0, "parameters": {"top_k": 4}});
+        assert_eq!(read(ENVELOPE, &twice).unwrap().sampling.top_k, Some(4));
+        let fault = read(ENVELOPE, &json!({"text_input": "x", "max_tokens": 0})).unwrap_err();
+        assert!(fault.starts_with("max_tokens: expected an integer"), "{fault}");
+    }
+
+    #[test]
+    fn a_watermark_is_the_servers() {
+        let config = Config { watermark_key: 42, ..Config::default() };
+        let body = json!({"text_input": "x", "parameters": {"watermark": true}}).to_string();
+        let call = parse(&config, ENVELOPE, body.as_bytes()).unwrap();
+        assert_eq!(call.requests[0].sampling.watermark.unwrap().key, 42);
+        assert_eq!(with(json!({"watermark": false})).unwrap().sampling.watermark, None);
     }
 
     #[test]

@@ -13,6 +13,10 @@ use crate::fault::Fault;
 pub(super) struct Shape {
     pub(super) id: String,
     pub(super) details: bool,
+    /// Every event has the whole text so far.
+    pub(super) full_text: bool,
+    /// Costs are told of every request, not only of one that brings its own.
+    pub(super) report_costs: bool,
 }
 
 /// Times of a request's tokens that were generated elsewhere, in milliseconds.
@@ -28,9 +32,15 @@ pub(crate) struct TritonWriter {
     shape: Shape,
     earlier: Option<Earlier>,
     model: String,
+    /// Milliseconds to the first token, here or elsewhere.
+    first_token_cost: Option<f64>,
     /// Milliseconds of decoding so far, those of elsewhere included.
     decode_cost: f64,
+    /// What the events so far have carried, if each has the whole text.
+    sent: String,
     begun: bool,
+    /// Tokens so far.
+    generated: usize,
 }
 
 /// Field order is part of the format.
@@ -52,7 +62,7 @@ struct Details<T: Serialize> {
     #[serde(skip_serializing_if = "Option::is_none")]
     finish_reason: Option<&'static str>,
     generated_tokens: usize,
-    /// Milliseconds; known only for a request that brought it along.
+    /// Milliseconds; told of a request that brought it along, and of all if the server is so configured.
     first_token_cost: Option<u64>,
     /// Milliseconds, likewise.
     decode_cost: Option<u64>,
@@ -71,7 +81,10 @@ struct Times {
 impl TritonWriter {
     pub(super) fn new(shape: Shape, earlier: Option<Earlier>) -> Self {
         let decode_cost = earlier.iter().flat_map(|earlier| &earlier.decode_time).map(|ms| *ms as f64).sum();
-        Self { shape, earlier, model: String::new(), decode_cost, begun: false }
+        let first_token_cost =
+            earlier.as_ref().and_then(|earlier| earlier.first_token_cost).map(|ms| ms as f64);
+        let (model, sent) = (String::new(), String::new());
+        Self { shape, earlier, model, first_token_cost, decode_cost, sent, begun: false, generated: 0 }
     }
 
     /// Takes a token's latency: a first token's is its prefill's, unless the client has had its first token before;
@@ -81,6 +94,7 @@ impl TritonWriter {
         let first = !self.begun && self.earlier.is_none();
         self.begun = true;
         if first {
+            self.first_token_cost = Some(ms);
             return Times { prefill_time: Some(ms), decode_time: None };
         }
         self.decode_cost += ms;
@@ -94,12 +108,14 @@ impl TritonWriter {
         batch_size: T,
         queue_wait_time: T,
     ) -> Option<Details<T>> {
-        let first_token_cost = self.earlier.as_ref().and_then(|earlier| earlier.first_token_cost);
+        let brought = self.earlier.as_ref().is_some_and(|earlier| earlier.first_token_cost.is_some());
+        let told = brought || self.shape.report_costs;
+        let cost = |ms: f64| told.then(|| ms.round() as u64);
         self.shape.details.then(|| Details {
             finish_reason: finish.map(finish_reason),
             generated_tokens,
-            first_token_cost,
-            decode_cost: first_token_cost.map(|_| self.decode_cost.round() as u64),
+            first_token_cost: self.first_token_cost.and_then(cost),
+            decode_cost: cost(self.decode_cost),
             batch_size,
             queue_wait_time,
         })
@@ -128,25 +144,44 @@ impl Writer for TritonWriter {
 
     fn piece(&mut self, _choice: usize, piece: &Piece, events: &mut Events) {
         let times = self.times(piece.latency);
+        self.generated = piece.generated();
         let token = &piece.token;
         let queue_wait = u64::try_from(token.queue_wait.as_micros()).unwrap_or(u64::MAX);
         let details =
             self.details(piece.finish.as_ref(), piece.generated(), u64::from(token.batch_size), queue_wait);
+        let mut text_output = piece.text.as_str();
+        if self.shape.full_text {
+            self.sent.push_str(text_output);
+            text_output = &self.sent;
+        }
         let response = Response {
             id: &self.shape.id,
             model_name: &self.model,
             model_version: None,
-            text_output: &piece.text,
+            text_output,
             details,
-            times: self.shape.details.then_some(times),
+            times: Some(times),
         };
         events.push(event(&json(&response)));
     }
 
     fn end(&mut self, _events: &mut Events) {}
 
+    /// Being stopped is an end like any other.
     fn fault(&mut self, fault: &Fault) -> Bytes {
-        event(&mindie::error_json(fault))
+        if *fault != Fault::Stopped {
+            return event(&mindie::error_json(fault));
+        }
+        let details = self.details(Some(&Finish::Stopped), self.generated, 0, 0);
+        let text_output = if self.shape.full_text { self.sent.as_str() } else { "" };
+        event(&json(&Response {
+            id: &self.shape.id,
+            model_name: &self.model,
+            model_version: None,
+            text_output,
+            details,
+            times: Some(Times { prefill_time: None, decode_time: None }),
+        }))
     }
 
     fn whole(&mut self, started: &[Started], wholes: &[Whole]) -> Bytes {
@@ -179,7 +214,10 @@ mod tests {
     use crate::dialect::tests::{pieces, started, streamed, whole};
 
     fn writer(details: bool, earlier: Option<Earlier>) -> TritonWriter {
-        TritonWriter::new(Shape { id: "a123".into(), details }, earlier)
+        TritonWriter::new(
+            Shape { id: "a123".into(), details, full_text: false, report_costs: false },
+            earlier,
+        )
     }
 
     #[test]
@@ -201,13 +239,14 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_without_details_has_neither_details_nor_times() {
+    fn a_stream_without_details_has_times_alone() {
         let events =
             streamed(&mut writer(false, None), &started("m", 1, None), &pieces(&["a\u{2028}"], Finish::Eos));
         assert_eq!(
             events,
             [
-                "data:{\"id\":\"a123\",\"model_name\":\"m\",\"model_version\":null,\"text_output\":\"a\\u2028\"}\n\n"
+                "data:{\"id\":\"a123\",\"model_name\":\"m\",\"model_version\":null,\"text_output\":\"a\\u2028\",\
+                 \"prefill_time\":5.25,\"decode_time\":null}\n\n"
             ]
         );
     }
@@ -231,6 +270,27 @@ mod tests {
             streamed(&mut writer(true, Some(earlier)), &started("m", 1, None), &pieces(&["x"], Finish::Eos));
         assert!(events[0].contains("\"first_token_cost\":31,\"decode_cost\":22,"), "{}", events[0]);
         assert!(events[0].ends_with("\"prefill_time\":null,\"decode_time\":5.25}\n\n"), "{}", events[0]);
+    }
+
+    #[test]
+    fn events_may_carry_the_full_text_and_all_costs() {
+        let shape = Shape { id: "a".into(), details: true, full_text: true, report_costs: true };
+        let mut writer = TritonWriter::new(shape, None);
+        let events = streamed(&mut writer, &started("m", 1, None), &pieces(&["'m", " from"], Finish::Length));
+        assert!(events[0].contains("\"text_output\":\"'m\""), "{}", events[0]);
+        assert!(events[1].contains("\"text_output\":\"'m from\""), "{}", events[1]);
+        assert!(events[0].contains("\"first_token_cost\":5,\"decode_cost\":0,"), "{}", events[0]);
+        assert!(events[1].contains("\"first_token_cost\":5,\"decode_cost\":5,"), "{}", events[1]);
+    }
+
+    #[test]
+    fn a_stopped_stream_ends_like_any_other() {
+        let mut writer = writer(true, None);
+        streamed(&mut writer, &started("m", 1, None), &pieces(&["a", "b"], Finish::Length));
+        let event = writer.fault(&Fault::Stopped);
+        let event = std::str::from_utf8(&event).unwrap();
+        assert!(event.contains("\"finish_reason\":\"stop_sequence\",\"generated_tokens\":2"), "{event}");
+        assert!(!event.contains("error"), "{event}");
     }
 
     #[test]
