@@ -18,7 +18,9 @@ use std::time::Duration;
 
 use engine::model::{Interrupt, Model};
 use engine::{Engine, EngineEvent, SequenceId, SequenceSpec, StepReport, Until};
-use proto::{Attempt, Error, FinishReason, Generation, Handoff, Reason, RequestId, Token, TokenId};
+use proto::{
+    Attempt, Error, FinishReason, Generation, Handoff, Reason, RequestId, Token, TokenId, TokenLogprob,
+};
 use worker::core::{Action, CallId, Core, DecodeItem, Event, FetchItem, Gauges, Now, StepSize};
 use worker::core_config::CoreConfig;
 use worker::fences::{FENCES_MAX, Fences};
@@ -85,6 +87,7 @@ struct Sampled {
     index: usize,
     token: TokenId,
     logprob: f32,
+    top: Vec<TokenLogprob>,
     finish: Option<FinishReason>,
 }
 
@@ -320,8 +323,8 @@ impl<M: Model> DecodeCore<M> {
             EngineEvent::Scheduled { .. } => job.waited = Some(step.start.saturating_sub(job.ready)),
             // Only of sequences that are computed to be held.
             EngineEvent::Sealed { .. } => {}
-            EngineEvent::Token { index, token, logprob, finish, .. } => {
-                let sampled = Sampled { index, token, logprob, finish };
+            EngineEvent::Token { index, token, logprob, top, finish, .. } => {
+                let sampled = Sampled { index, token, logprob, top, finish };
                 out.push(Action::Decode { call, item: job.token(sampled, step) });
                 if finish.is_some() {
                     self.end(call, None, out);
@@ -347,6 +350,7 @@ impl Job {
             batch_size: step.batch_size,
             queue_wait,
             finish: sampled.finish,
+            top: sampled.top,
             ..Token::default()
         })
     }

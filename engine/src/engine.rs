@@ -10,7 +10,7 @@ use crate::kv::slab;
 use crate::model::{ForwardError, Interrupt, KvMemory, Model};
 use crate::planted::{self, Bug};
 use crate::report::{EngineEvent, KvCounts, SequenceCounts, StepReport};
-use crate::sampling::{Choice, History, Sampler};
+use crate::sampling::{Choice, History, NoChoice, Rules, Sampler};
 use crate::scheduler::{Scheduler, Work};
 use crate::sequence::{ModelLimits, Sequence, SequenceId, SequenceSpec, State};
 
@@ -261,9 +261,15 @@ impl<M: Model> Engine<M> {
             position = spec.generated - sequence.generated_before;
         }
         let history = History { tokens: &spec.tokens, generated: spec.generated, position };
-        self.sampler
-            .choose(self.logits.row(row), history, &spec.sampling)
-            .map_err(|error| Error::new(Reason::Internal, format!("sampling position {position}: {error}")))
+        let rules = Rules { sampling: &spec.sampling, stop: &spec.stop, allowed: None };
+        self.sampler.choose(self.logits.row(row), history, rules).map_err(|error| match error {
+            NoChoice::NotFinite { .. } => {
+                Error::new(Reason::Internal, format!("sampling position {position}: {error}"))
+            }
+            NoChoice::NothingLeft => {
+                Error::invalid("sampling", format_args!("token {} of the output: {error}", spec.generated))
+            }
+        })
     }
 
     /// Appends the chosen token, and ends the sequence if the token does.
@@ -277,6 +283,7 @@ impl<M: Model> Engine<M> {
             index,
             token: choice.token,
             logprob: choice.logprob,
+            top: choice.top,
             finish,
         });
         if finish.is_some() && !held {
@@ -284,9 +291,11 @@ impl<M: Model> Engine<M> {
         }
     }
 
-    /// Ends a sequence that cannot go on. What it computed is not to be trusted.
+    /// Ends a sequence that cannot go on. What it computed is not to be trusted, unless the request is at fault.
     fn fail(&mut self, id: SequenceId, error: Error) {
-        self.scheduler.forget_blocks(id);
+        if error.reason != Reason::InvalidArgument {
+            self.scheduler.forget_blocks(id);
+        }
         self.scheduler.remove(id);
         self.events.push(EngineEvent::Failed { id, error });
     }

@@ -27,6 +27,7 @@ pub mod sampling;
 mod scheduler;
 pub mod sequence;
 pub mod sim;
+pub mod watermark;
 
 pub use crate::engine::{Engine, EngineConfig};
 pub use crate::report::{EngineEvent, KvBlock, KvCounts, Reservation, SequenceCounts, StepReport};

@@ -1,6 +1,6 @@
 //! What the engine tells its owner: events of a step, counts, and KV on its way to another engine.
 
-use proto::{FinishReason, TokenId};
+use proto::{FinishReason, TokenId, TokenLogprob};
 
 use crate::sequence::SequenceId;
 
@@ -46,6 +46,8 @@ pub enum EngineEvent {
         token: TokenId,
         /// Natural logarithm of its probability under the model, before penalties, temperature and filters.
         logprob: f32,
+        /// The likeliest tokens in its place, falling, as many as were asked for.
+        top: Vec<TokenLogprob>,
         /// Set when the token ends the sequence.
         finish: Option<FinishReason>,
     },

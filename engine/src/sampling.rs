@@ -1,18 +1,30 @@
 //! From logits to a token.
 //!
-//! The order is that of most servers: penalties, then temperature, then top-k, then top-p over what top-k left,
-//! then one draw. Arithmetic is in f64 with functions of our own and sums run in the order of ids, so the choice is
-//! the same on every machine. Ties go to the lowest id, in the greedy choice and at the border of a filter.
+//! The order is vLLM's, with what vLLM does not have put where it belongs:
+//!
+//! 1. logit bias;
+//! 2. repetition penalty, then presence and frequency penalties;
+//! 3. watermark;
+//! 4. masks, which exclude tokens for good: allowed tokens, a grammar's, bad words, ends before `min_tokens`;
+//! 5. a greedy choice is made here. Otherwise temperature, then the filters top-k, top-p, typical-p and min-p, each over
+//!    what the one before has left; then one draw.
+//!
+//! Log-probabilities are of the raw logits, before all that. Arithmetic is in f64 or in f32 whose every operation is rounded
+//! once, with functions of our own, and sums run in a fixed order, so a choice is the same on every machine. Ties go to the
+//! lowest id, in the greedy choice, at the border of a filter and among the likeliest.
+
+mod adjust;
+mod filter;
+mod logprob;
 
 use std::cmp::Ordering;
 
-use proto::{SamplingParams, TokenId};
+use proto::{SamplingParams, StopConditions, TokenId, TokenLogprob};
 
-use crate::exp::{exp, ln};
+use crate::backend::cpu::isa::InstructionSet;
 use crate::random::uniform;
-
-/// Which of a request's sequences this is; requests have one until they can ask for more.
-const SEQUENCE: u32 = 0;
+use adjust::Seen;
+use logprob::Distribution;
 
 /// The tokens before the one to be chosen.
 #[derive(Clone, Copy, Debug)]
@@ -25,47 +37,74 @@ pub struct History<'a> {
     pub position: usize,
 }
 
+impl<'a> History<'a> {
+    /// The tokens generated so far.
+    fn output(&self) -> &'a [TokenId] {
+        &self.tokens[self.tokens.len() - self.generated..]
+    }
+}
+
+/// What a choice keeps to besides the logits.
+#[derive(Clone, Copy, Debug)]
+pub struct Rules<'a> {
+    /// How to choose.
+    pub sampling: &'a SamplingParams,
+    /// Which tokens end the output, and how early they may.
+    pub stop: &'a StopConditions,
+    /// What a grammar allows now: bit `id % 32` of word `id / 32` for each token; ids beyond are not allowed.
+    /// `None` allows all.
+    pub allowed: Option<&'a [u32]>,
+}
+
 /// A chosen token.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Choice {
     /// The token.
     pub token: TokenId,
     /// Natural logarithm of its probability under the raw logits.
     pub logprob: f32,
+    /// The likeliest tokens under the raw logits, falling, as many as were asked for.
+    pub top: Vec<TokenLogprob>,
 }
 
-/// A logit is infinite or not a number.
+/// Why no token can be chosen.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
-#[error("the logit of token {token} is {logit}")]
-pub struct NotFinite {
-    /// The first such token.
-    pub token: usize,
-    /// Its logit.
-    pub logit: f32,
+pub enum NoChoice {
+    /// A logit is infinite or not a number.
+    #[error("the logit of token {token} is {logit}")]
+    NotFinite {
+        /// The first such token.
+        token: usize,
+        /// Its logit.
+        logit: f32,
+    },
+    /// The masks exclude every token.
+    #[error("allowed_token_ids, bad_words, min_tokens and grammar together leave no token to choose")]
+    NothingLeft,
 }
 
 /// Chooses tokens; keeps its memory from one to the next.
 #[derive(Debug)]
 pub struct Sampler {
-    /// Logits after penalties, then weights: probabilities times an unknown constant. `[vocab]`
+    set: InstructionSet,
+    /// Adjusted logits, negative infinity where masked; then, of kept tokens, weights: probabilities times an
+    /// unknown constant. `[vocab]`
     scores: Vec<f64>,
+    /// What a filter sorts by when that is not the weight. `[vocab]`
+    keys: Vec<f64>,
     /// Times that a token is in the output, and whether it is anywhere. `[vocab]`, zero between choices.
     seen: Vec<Seen>,
-    /// Ids that the filters have left.
+    /// Ids that the filters have left, ascending.
     kept: Vec<TokenId>,
-}
-
-#[derive(Clone, Copy, Debug, Default)]
-struct Seen {
-    anywhere: bool,
-    in_output: u32,
 }
 
 impl Sampler {
     /// A sampler for a vocabulary.
     pub fn new(vocab: usize) -> Self {
         Self {
+            set: InstructionSet::detect(),
             scores: Vec::with_capacity(vocab),
+            keys: Vec::new(),
             seen: vec![Seen::default(); vocab],
             kept: Vec::with_capacity(vocab),
         }
@@ -74,104 +113,55 @@ impl Sampler {
     /// Chooses the next token. `logits: [vocab]`
     ///
     /// # Errors
-    /// When a logit is not finite.
+    /// When a logit is not finite, or the rules leave no token.
     ///
     /// # Panics
-    /// When a token of the history is not in the vocabulary.
+    /// When a token of the history or of the sampling parameters is not in the vocabulary.
     pub fn choose(
         &mut self,
         logits: &[f32],
         history: History<'_>,
-        sampling: &SamplingParams,
-    ) -> Result<Choice, NotFinite> {
-        if let Some(token) = logits.iter().position(|logit| !logit.is_finite()) {
-            return Err(NotFinite { token, logit: logits[token] });
-        }
-        self.scores.clear();
-        self.scores.extend(logits.iter().map(|&logit| f64::from(logit)));
-        self.penalise(history, sampling);
-        let token = if sampling.temperature == 0.0 {
-            first_maximum(&self.scores)
+        rules: Rules<'_>,
+    ) -> Result<Choice, NoChoice> {
+        let distribution = Distribution::of(self.set, logits)?;
+        let token = if rules.sampling.temperature == 0.0 && !adjust::is_needed(history, rules) {
+            distribution.likeliest()
         } else {
-            self.filter(sampling);
-            self.draw(uniform(sampling.seed, SEQUENCE, history.position as u64))
+            self.adjust(logits, history, rules);
+            self.pick(history, rules.sampling)?
         };
-        Ok(Choice { token, logprob: self.logprob(logits, token) })
+        Ok(Choice {
+            token,
+            logprob: distribution.logprob(token),
+            top: distribution.top(rules.sampling.logprobs.unwrap_or(0) as usize),
+        })
     }
 
-    /// Applies repetition penalty (CTRL, Keskar et al. 2019, section 4.1), presence and frequency penalties.
-    fn penalise(&mut self, history: History<'_>, sampling: &SamplingParams) {
-        let none = sampling.repetition_penalty == 1.0
-            && sampling.presence_penalty == 0.0
-            && sampling.frequency_penalty == 0.0;
-        if none {
-            return;
-        }
-        let prompt_len = history.tokens.len() - history.generated;
-        for (position, &token) in history.tokens.iter().enumerate() {
-            let seen = &mut self.seen[token as usize];
-            seen.anywhere = true;
-            seen.in_output += u32::from(position >= prompt_len);
-        }
-        for &token in history.tokens {
-            // Taking it leaves the entry zero: for the token's further occurrences, and for the next choice.
-            let seen = std::mem::take(&mut self.seen[token as usize]);
-            if !seen.anywhere {
-                continue;
-            }
-            let score = &mut self.scores[token as usize];
-            let repetition = f64::from(sampling.repetition_penalty);
-            *score = if *score > 0.0 { *score / repetition } else { *score * repetition };
-            if seen.in_output > 0 {
-                *score -= f64::from(sampling.presence_penalty)
-                    + f64::from(sampling.frequency_penalty) * f64::from(seen.in_output);
-            }
-        }
+    /// The log-probability of `token` under raw logits, and the `count` likeliest tokens, falling.
+    ///
+    /// # Errors
+    /// When a logit is not finite.
+    pub fn logprobs(
+        &self,
+        logits: &[f32],
+        token: TokenId,
+        count: usize,
+    ) -> Result<(f32, Vec<TokenLogprob>), NoChoice> {
+        let distribution = Distribution::of(self.set, logits)?;
+        Ok((distribution.logprob(token), distribution.top(count)))
     }
 
-    /// Puts the ids that top-k and top-p leave into `kept`, ascending, and turns scores into weights.
-    fn filter(&mut self, sampling: &SamplingParams) {
-        let vocab = self.scores.len();
-        self.kept.clear();
-        self.kept.extend(0..vocab as TokenId);
-        let top_k = sampling.top_k.map_or(vocab, |k| k.max(1) as usize);
-        if top_k < vocab {
-            let scores = &self.scores;
-            self.kept.select_nth_unstable_by(top_k - 1, |&a, &b| likelier(scores, a, b));
-            self.kept.truncate(top_k);
-            self.kept.sort_unstable();
+    /// Picks by the adjusted logits.
+    fn pick(&mut self, history: History<'_>, sampling: &SamplingParams) -> Result<TokenId, NoChoice> {
+        let best = first_maximum(&self.scores);
+        if self.scores[best as usize] == f64::NEG_INFINITY {
+            return Err(NoChoice::NothingLeft);
         }
-        let maximum = self.scores[first_maximum(&self.scores) as usize];
-        let temperature = f64::from(sampling.temperature);
-        for score in &mut self.scores {
-            *score = exp((*score - maximum) / temperature);
+        if sampling.temperature == 0.0 {
+            return Ok(best);
         }
-        if sampling.top_p < 1.0 {
-            self.keep_mass(f64::from(sampling.top_p));
-            self.kept.sort_unstable();
-        }
-    }
-
-    /// Keeps the smallest set of the likeliest ids whose share of the kept weight reaches `share`.
-    fn keep_mass(&mut self, share: f64) {
-        let weights = &self.scores;
-        let target = share * self.kept.iter().map(|&id| weights[id as usize]).sum::<f64>();
-        // Few ids hold most of the mass as a rule, so the likeliest are sorted first, and all only at need.
-        for sorted in [64, 2048, self.kept.len()] {
-            let sorted = sorted.min(self.kept.len());
-            if sorted < self.kept.len() {
-                self.kept.select_nth_unstable_by(sorted - 1, |&a, &b| likelier(weights, a, b));
-            }
-            self.kept[..sorted].sort_unstable_by(|&a, &b| likelier(weights, a, b));
-            let mut mass = 0.0;
-            let reaches = self.kept[..sorted].iter().position(|&id| {
-                mass += weights[id as usize];
-                mass >= target
-            });
-            if let Some(last) = reaches {
-                return self.kept.truncate(last + 1);
-            }
-        }
+        self.filter(best, sampling);
+        Ok(self.draw(uniform(sampling.seed, sampling.sequence, history.position as u64)))
     }
 
     /// The kept id at which the running sum of weights passes `random` of their total.
@@ -185,15 +175,6 @@ impl Sampler {
         });
         // `random < 1`, so only rounding can leave the target unpassed.
         *passes.or(self.kept.last()).expect("a filter keeps at least one id")
-    }
-
-    /// Log-softmax of the raw logits at `token`. Overwrites the scores.
-    fn logprob(&mut self, logits: &[f32], token: TokenId) -> f32 {
-        let maximum = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        self.scores.clear();
-        self.scores.extend(logits.iter().map(|&logit| exp(f64::from(logit) - f64::from(maximum))));
-        let sum: f64 = self.scores.iter().sum();
-        (f64::from(logits[token as usize]) - f64::from(maximum) - ln(sum)) as f32
     }
 }
 

@@ -1,8 +1,10 @@
 //! A sequence: tokens, how far their KV is computed, and what to do next with them.
 
+mod validate;
+
 use std::fmt;
 
-use proto::{Error, FinishReason, SamplingParams, StopConditions, TokenId};
+use proto::{FinishReason, SamplingParams, StopConditions, TokenId};
 
 use crate::batch::BlockIndex;
 use crate::kv::{BlockHash, HashChain};
@@ -48,84 +50,6 @@ pub struct ModelLimits {
     pub vocab: usize,
     /// Most tokens of a sequence, prompt and output together.
     pub context_len: usize,
-}
-
-impl SequenceSpec {
-    /// Refuses what no engine with these limits can compute, with the name of the field.
-    pub fn validate(&self, limits: ModelLimits) -> Result<(), Error> {
-        let len = self.tokens.len();
-        if len == 0 {
-            return Err(Error::invalid("tokens", "at least one token expected, none came"));
-        }
-        if let Some(position) = self.tokens.iter().position(|&token| token as usize >= limits.vocab) {
-            let token = self.tokens[position];
-            return Err(Error::invalid(
-                "tokens",
-                format_args!("ids below {} expected, {token} came at position {position}", limits.vocab),
-            ));
-        }
-        if self.generated >= len {
-            return Err(Error::invalid(
-                "generated",
-                format_args!("less than the {len} tokens expected, {} came", self.generated),
-            ));
-        }
-        if self.stop.max_tokens <= self.generated {
-            return Err(Error::invalid(
-                "max_tokens",
-                format_args!(
-                    "more than the {} tokens already generated expected, {} came",
-                    self.generated, self.stop.max_tokens
-                ),
-            ));
-        }
-        if len >= limits.context_len {
-            return Err(Error::invalid(
-                "tokens",
-                format_args!(
-                    "less than the context length of {} tokens expected, {len} came",
-                    limits.context_len
-                ),
-            ));
-        }
-        validate_sampling(&self.sampling)
-    }
-}
-
-fn validate_sampling(sampling: &SamplingParams) -> Result<(), Error> {
-    let SamplingParams {
-        temperature, top_p, repetition_penalty, presence_penalty, frequency_penalty, ..
-    } = *sampling;
-    // A NaN is in no range.
-    let checks = [
-        ("temperature", temperature, (0.0..=f32::MAX).contains(&temperature), "a finite number from 0 on"),
-        ("top_p", top_p, top_p > 0.0 && top_p <= 1.0, "a number above 0, at most 1"),
-        (
-            "repetition_penalty",
-            repetition_penalty,
-            (f32::MIN_POSITIVE..=f32::MAX).contains(&repetition_penalty),
-            "a finite number above 0",
-        ),
-        (
-            "presence_penalty",
-            presence_penalty,
-            (-2.0..=2.0).contains(&presence_penalty),
-            "a number from -2 to 2",
-        ),
-        (
-            "frequency_penalty",
-            frequency_penalty,
-            (-2.0..=2.0).contains(&frequency_penalty),
-            "a number from -2 to 2",
-        ),
-    ];
-    if let Some((field, value, _, expected)) = checks.into_iter().find(|&(_, _, is_valid, _)| !is_valid) {
-        return Err(Error::invalid(field, format_args!("{expected} expected, {value} came")));
-    }
-    if sampling.top_k == Some(0) {
-        return Err(Error::invalid("top_k", "at least 1 expected, 0 came; leave it out to keep all tokens"));
-    }
-    Ok(())
 }
 
 /// Where a sequence is in its life.
@@ -227,98 +151,5 @@ impl Sequence {
         } else {
             None
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use expect_test::{Expect, expect};
-
-    use super::*;
-
-    fn spec() -> SequenceSpec {
-        SequenceSpec {
-            tokens: vec![1, 2, 3],
-            generated: 1,
-            sampling: SamplingParams::default(),
-            stop: StopConditions { max_tokens: 4, ..StopConditions::default() },
-            until: Until::Finished,
-        }
-    }
-
-    fn check(change: impl FnOnce(&mut SequenceSpec), expected: Expect) {
-        let mut spec = spec();
-        change(&mut spec);
-        let error = spec.validate(ModelLimits { vocab: 10, context_len: 8 }).unwrap_err();
-        expected.assert_eq(&error.to_string());
-    }
-
-    #[test]
-    fn refusals_name_the_field() {
-        spec().validate(ModelLimits { vocab: 10, context_len: 8 }).unwrap();
-        check(
-            |s| s.tokens.clear(),
-            expect!["tokens: at least one token expected, none came (INVALID_ARGUMENT)"],
-        );
-        check(
-            |s| s.tokens[1] = 10,
-            expect!["tokens: ids below 10 expected, 10 came at position 1 (INVALID_ARGUMENT)"],
-        );
-        check(
-            |s| s.generated = 3,
-            expect!["generated: less than the 3 tokens expected, 3 came (INVALID_ARGUMENT)"],
-        );
-        check(
-            |s| s.stop.max_tokens = 1,
-            expect![
-                "max_tokens: more than the 1 tokens already generated expected, 1 came (INVALID_ARGUMENT)"
-            ],
-        );
-        check(
-            |s| s.stop.max_tokens = 0,
-            expect![
-                "max_tokens: more than the 1 tokens already generated expected, 0 came (INVALID_ARGUMENT)"
-            ],
-        );
-        check(
-            |s| s.tokens = vec![1; 8],
-            expect!["tokens: less than the context length of 8 tokens expected, 8 came (INVALID_ARGUMENT)"],
-        );
-        check(
-            |s| s.sampling.temperature = f32::NAN,
-            expect!["temperature: a finite number from 0 on expected, NaN came (INVALID_ARGUMENT)"],
-        );
-        check(
-            |s| s.sampling.temperature = f32::INFINITY,
-            expect!["temperature: a finite number from 0 on expected, inf came (INVALID_ARGUMENT)"],
-        );
-        check(
-            |s| s.sampling.temperature = -0.5,
-            expect!["temperature: a finite number from 0 on expected, -0.5 came (INVALID_ARGUMENT)"],
-        );
-        check(
-            |s| s.sampling.top_p = 0.0,
-            expect!["top_p: a number above 0, at most 1 expected, 0 came (INVALID_ARGUMENT)"],
-        );
-        check(
-            |s| s.sampling.top_p = 1.5,
-            expect!["top_p: a number above 0, at most 1 expected, 1.5 came (INVALID_ARGUMENT)"],
-        );
-        check(
-            |s| s.sampling.top_k = Some(0),
-            expect!["top_k: at least 1 expected, 0 came; leave it out to keep all tokens (INVALID_ARGUMENT)"],
-        );
-        check(
-            |s| s.sampling.repetition_penalty = 0.0,
-            expect!["repetition_penalty: a finite number above 0 expected, 0 came (INVALID_ARGUMENT)"],
-        );
-        check(
-            |s| s.sampling.presence_penalty = 2.5,
-            expect!["presence_penalty: a number from -2 to 2 expected, 2.5 came (INVALID_ARGUMENT)"],
-        );
-        check(
-            |s| s.sampling.frequency_penalty = f32::NEG_INFINITY,
-            expect!["frequency_penalty: a number from -2 to 2 expected, -inf came (INVALID_ARGUMENT)"],
-        );
     }
 }

@@ -8,7 +8,7 @@ use proto::{KvDtype, KvLayout, SamplingParams, StopConditions, TokenId};
 
 use crate::batch::{Batch, BlockIndex, Logits};
 use crate::model::{ForwardError, Interrupt, KvMemory, Model};
-use crate::sampling::{History, Sampler};
+use crate::sampling::{History, Rules, Sampler};
 
 /// Shape of a [`SimModel`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,7 +61,7 @@ impl SimModel {
     /// The tokens that a correct engine generates after the prompt `tokens`, the one that ends it included.
     ///
     /// # Panics
-    /// When `tokens` is empty or does not fit the context.
+    /// When `tokens` is empty or does not fit the context, or when the rules leave no token to choose.
     pub fn reference(
         config: SimConfig,
         tokens: &[TokenId],
@@ -84,7 +84,9 @@ impl SimModel {
             logits.clear();
             state.logits(config.vocab, &mut logits);
             let history = History { tokens: &tokens, generated: known - prompt_len, position: known };
-            let choice = sampler.choose(&logits, history, sampling).expect("simulated logits are finite");
+            let rules = Rules { sampling, stop, allowed: None };
+            let choice =
+                sampler.choose(&logits, history, rules).expect("logits are finite, rules leave a token");
             tokens.push(choice.token);
             let ends = stop.eos_ids.contains(&choice.token)
                 || stop.stop_token_ids.contains(&choice.token)

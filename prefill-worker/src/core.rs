@@ -14,7 +14,9 @@ use std::time::Duration;
 
 use engine::model::{Interrupt, Model};
 use engine::{Engine, EngineEvent, SequenceId, SequenceSpec, StepReport, Until};
-use proto::{Attempt, Error, FinishReason, Generation, Handoff, Reason, RequestId, Token, TokenId};
+use proto::{
+    Attempt, Error, FinishReason, Generation, Handoff, Reason, RequestId, Token, TokenId, TokenLogprob,
+};
 use worker::core::{Action, CallId, Core, Event, Gauges, Now, PrefillItem, StepSize};
 use worker::core_config::CoreConfig;
 use worker::fences::{FENCES_MAX, Fences};
@@ -70,6 +72,7 @@ struct Sampled {
     index: usize,
     token: TokenId,
     logprob: f32,
+    top: Vec<TokenLogprob>,
     finish: Option<FinishReason>,
 }
 
@@ -257,8 +260,8 @@ impl<M: Model> PrefillCore<M> {
         match event {
             EngineEvent::Scheduled { id, cached } => self.issue(id, cached, step.start, out),
             EngineEvent::Sealed { id, .. } => self.pump_sequence(id, out),
-            EngineEvent::Token { id, index, token, logprob, finish } => {
-                let sampled = Sampled { index, token, logprob, finish };
+            EngineEvent::Token { id, index, token, logprob, top, finish } => {
+                let sampled = Sampled { index, token, logprob, top, finish };
                 self.complete(id, sampled, step, out);
             }
             EngineEvent::Failed { id, error } => self.end(id, &error, out),
@@ -298,6 +301,7 @@ impl<M: Model> PrefillCore<M> {
                 batch_size: step.batch_size,
                 queue_wait: scheduled.saturating_sub(job.arrived),
                 finish: sampled.finish,
+                top: sampled.top,
                 ..Token::default()
             };
             let prefill = step.end.saturating_sub(scheduled);

@@ -83,7 +83,7 @@ impl Outcome {
                 assert_eq!(self.cached.insert(id, cached), None, "scheduled twice");
             }
             EngineEvent::Sealed { .. } => {}
-            EngineEvent::Token { id, index, token, logprob, finish } => {
+            EngineEvent::Token { id, index, token, logprob, finish, .. } => {
                 assert!(logprob <= 0.0);
                 let tokens = self.tokens.entry(id).or_default();
                 let _ = index;

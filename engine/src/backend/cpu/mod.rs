@@ -14,7 +14,7 @@
 
 mod attention;
 mod disjoint;
-mod isa;
+pub(crate) mod isa;
 mod kv;
 mod matmul;
 mod panels;
