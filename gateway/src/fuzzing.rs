@@ -38,10 +38,17 @@ pub enum Front {
 pub struct Script {
     /// The model.
     pub model: Arc<Model>,
-    /// At least one, the last with its finish.
-    pub pieces: Vec<Piece>,
-    /// A failure in place of the piece of this index.
+    /// What sequences say: at least one list, each with at least one piece and its finish on the last.
+    pub says: Vec<Vec<Piece>>,
+    /// A failure before the pieces of this index.
     pub fails_at: Option<usize>,
+}
+
+impl Script {
+    /// What the choice of that number says: the lists go round.
+    pub fn says(&self, choice: usize) -> &[Piece] {
+        &self.says[choice % self.says.len()]
+    }
 }
 
 /// A body that its front took.
@@ -75,7 +82,7 @@ pub fn take(front: Front, body: &[u8], script: &Script) -> Result<Taken, Refused
             let model = &script.model.description.name;
             answered::<MindIe, _>(|| triton::parse(Envelope { model, stream, recompute }, body), script)
         }
-        Front::Vllm => answered::<MindIe, _>(|| vllm::parse(body), script),
+        Front::Vllm => answered::<MindIe, _>(|| vllm::parse(&Config::default(), body), script),
         Front::Chat => answered::<OpenAi, _>(|| openai::parse_chat(body), script),
     }
 }
@@ -109,7 +116,8 @@ fn answered<F: Family, W: Writer>(
         stream_of(&mut writer, &started, requests.iter().map(|request| request.best_of).sum(), script);
     // A writer writes one answer.
     let mut writer = parse().map_err(|fault| refused::<F>(&fault))?.writer;
-    let wholes = vec![whole(&script.pieces); requests.iter().map(|request| request.n).sum()];
+    let count = requests.iter().map(|request| request.n).sum();
+    let wholes: Vec<Whole> = (0..count).map(|choice| whole(script.says(choice))).collect();
     let whole = writer.whole(&started, &wholes);
     let admitted = prepared
         .map(|prepared| prepared.into_iter().map(|prepared| prepared.generation).collect())
@@ -130,13 +138,16 @@ fn started(model: &Arc<Model>) -> Started {
 fn stream_of(writer: &mut impl Writer, started: &[Started], choices: usize, script: &Script) -> Vec<Bytes> {
     let mut events = Events::new();
     writer.begin(started, &mut events);
-    for (index, piece) in script.pieces.iter().enumerate() {
+    let longest = script.says.iter().map(Vec::len).max().unwrap_or_default();
+    for index in 0..longest {
         if script.fails_at == Some(index) {
             events.push(writer.fault(&Fault::NotReady("the script says so".to_owned())));
             return events;
         }
         for choice in 0..choices {
-            writer.piece(choice, piece, &mut events);
+            if let Some(piece) = script.says(choice).get(index) {
+                writer.piece(choice, piece, &mut events);
+            }
         }
     }
     writer.end(&mut events);

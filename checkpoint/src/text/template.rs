@@ -83,11 +83,12 @@ fn without_generation_blocks(source: &str) -> String {
     while let Some(start) = rest.find("{%") {
         let (before, from_tag) = rest.split_at(start);
         rewritten.push_str(before);
-        let Some(len) = from_tag.find("%}") else {
+        // Behind the opening: the two share a sign in `{%}`, which opens a tag and closes none.
+        let Some(len) = from_tag[2..].find("%}") else {
             rest = from_tag;
             break;
         };
-        let inside = &from_tag[2..len];
+        let (inside, after) = (&from_tag[2..2 + len], &from_tag[2 + len + 2..]);
         let word = inside.trim_matches(|c: char| matches!(c, '-' | '+') || c.is_whitespace());
         rewritten.push_str("{%");
         match word {
@@ -96,7 +97,7 @@ fn without_generation_blocks(source: &str) -> String {
             _ => rewritten.push_str(inside),
         }
         rewritten.push_str("%}");
-        rest = &from_tag[len + 2..];
+        rest = after;
     }
     rewritten.push_str(rest);
     rewritten
@@ -151,6 +152,14 @@ mod tests {
         assert_eq!(without_generation_blocks(source), expected);
         let source = "{% for m in messages %}{% generation %}{{ m.role[0] }}{% endgeneration %}{% endfor %}";
         assert_eq!(render(source, json!({})).unwrap(), "ua");
+    }
+
+    #[test]
+    fn a_tag_that_is_no_tag_is_left_to_the_compiler() {
+        for source in ["{%}", "{%} } endfor %}", "a {%}%} b", "{%%}", "{%"] {
+            assert_eq!(without_generation_blocks(source), source);
+            assert!(ChatTemplate::new(source, "", "").is_err(), "{source}");
+        }
     }
 
     #[test]

@@ -118,7 +118,7 @@ pub fn json_chat(data: &[u8]) {
 }
 
 fn check(front: Front, body: &[u8], names: &[&str]) {
-    let script = Script { model: model::model().clone(), pieces: pieces::short(), fails_at: None };
+    let script = Script { model: model::model().clone(), says: vec![pieces::short()], fails_at: None };
     let outcome = take(front, body, &script);
     match &outcome {
         Ok(taken) => {

@@ -8,8 +8,11 @@ use serde_json::Value;
 use crate::sse::{Told, nul_framed, server_sent};
 use crate::{model, pieces};
 
+/// Most different answers of one script.
+const ANSWERS_MAX: usize = 3;
+
 /// Bodies that shape a stream in every way there is.
-const CALLS: [(Front, &str); 6] = [
+const CALLS: [(Front, &str); 7] = [
     (Front::Triton { stream: true, recompute: false }, r#"{"text_input":"x"}"#),
     (
         Front::Triton { stream: true, recompute: false },
@@ -20,6 +23,7 @@ const CALLS: [(Front, &str); 6] = [
         r#"{"text_input":"1,1,2,3","parameters":{"details":true,"firstTokenCost":5,"decodeTime":[1]}}"#,
     ),
     (Front::Vllm, r#"{"prompt":"x","stream":true}"#),
+    (Front::Vllm, r#"{"prompt":"x","stream":true,"n":3,"temperature":1.0}"#),
     (Front::Chat, r#"{"messages":[{"role":"user","content":"x"}],"stream":true}"#),
     (
         Front::Chat,
@@ -36,9 +40,10 @@ pub fn streams(data: &[u8]) {
 fn any_script(source: &mut Unstructured<'_>) -> Result<()> {
     let (front, body) = *source.choose(&CALLS)?;
     let fails = source.ratio(1, 8)?;
-    let pieces = pieces::pieces(source)?;
-    let fails_at = if fails { Some(source.choose_index(pieces.len())?) } else { None };
-    let script = Script { model: model::model().clone(), pieces, fails_at };
+    let count = source.int_in_range(1..=ANSWERS_MAX)?;
+    let says = (0..count).map(|_| pieces::pieces(source)).collect::<Result<Vec<_>>>()?;
+    let fails_at = if fails { Some(source.choose_index(says[0].len())?) } else { None };
+    let script = Script { model: model::model().clone(), says, fails_at };
     let taken = take(front, body.as_bytes(), &script).expect("a sound body");
     agree(front, &taken, &script);
     Ok(())
@@ -48,14 +53,21 @@ fn any_script(source: &mut Unstructured<'_>) -> Result<()> {
 pub(crate) fn agree(front: Front, taken: &Taken, script: &Script) {
     let told = if front == Front::Vllm { nul_framed(&taken.events) } else { server_sent(&taken.events) };
     let whole: Value = serde_json::from_slice(&taken.whole).expect("an answer is JSON");
-    let text: String = script.pieces.iter().map(|piece| piece.text.as_str()).collect();
-    assert!(text_of_whole(front, &whole).is_some_and(|shown| shown.ends_with(&text)), "{whole}");
+    let choices: usize = taken.requests.iter().map(|request| request.n).sum();
+    for choice in 0..choices {
+        let shown = text_of_whole(front, &whole, choice).expect("a text for each choice");
+        assert!(shown.ends_with(&text(script.says(choice))), "{whole}");
+    }
+    assert_eq!(text_of_whole(front, &whole, choices), None, "{whole}");
 
-    let Some(failed) = script.fails_at else {
+    let streamed: usize = taken.requests.iter().map(|request| request.best_of).sum();
+    let Some(fails_at) = script.fails_at else {
         assert!(told.objects.iter().all(|object| object.get("error").is_none()), "{told:?}");
-        assert_eq!(text_of(front, &told.objects), text);
+        for choice in 0..streamed {
+            assert_eq!(text_of(front, &told.objects, choice), text(script.says(choice)), "choice {choice}");
+        }
         assert_eq!(told.done, front == Front::Chat, "{told:?}");
-        ends(front, &told, &whole, &script.pieces);
+        ends(front, &told, &whole, script);
         return;
     };
     // A stream that fails ends in one error and says nothing that is not so.
@@ -63,13 +75,23 @@ pub(crate) fn agree(front: Front, taken: &Taken, script: &Script) {
     let (error, before) = told.objects.split_last().expect("an error at least");
     assert!(error.get("error").is_some(), "{told:?}");
     assert!(before.iter().all(|object| object.get("error").is_none()), "{told:?}");
-    let said: String = script.pieces[..failed].iter().map(|piece| piece.text.as_str()).collect();
-    assert_eq!(text_of(front, before), said);
+    for choice in 0..streamed {
+        let pieces = script.says(choice);
+        let (said, came) = (text_of(front, before, choice), text(&pieces[..fails_at.min(pieces.len())]));
+        // A writer that waits for every choice may still have some of it.
+        let all = streamed == 1 || front == Front::Chat;
+        assert!(if all { said == came } else { came.starts_with(&said) }, "{said:?}, {came:?}");
+    }
+}
+
+fn text(pieces: &[Piece]) -> String {
+    pieces.iter().map(|piece| piece.text.as_str()).collect()
 }
 
 /// Reason and counts at the end of the stream are those of the whole.
-fn ends(front: Front, told: &Told, whole: &Value, pieces: &[Piece]) {
+fn ends(front: Front, told: &Told, whole: &Value, script: &Script) {
     let last = told.objects.last().expect("an answer has an event");
+    let pieces = script.says(0);
     match front {
         Front::Triton { .. } => {
             assert_eq!(told.objects.len(), pieces.len(), "an event for each token");
@@ -81,11 +103,10 @@ fn ends(front: Front, told: &Told, whole: &Value, pieces: &[Piece]) {
         }
         Front::Vllm => {}
         Front::Chat => {
-            let reasons =
+            let choices =
                 told.objects.iter().flat_map(|object| object["choices"].as_array().into_iter().flatten());
-            let reasons: Vec<&Value> =
-                reasons.map(|choice| &choice["finish_reason"]).filter(|reason| !reason.is_null()).collect();
-            assert_eq!(reasons, [&whole["choices"][0]["finish_reason"]]);
+            let reasons = choices.map(|choice| &choice["finish_reason"]).filter(|reason| !reason.is_null());
+            assert!(reasons.eq([&whole["choices"][0]["finish_reason"]]), "{told:?}");
             assert_eq!(told.objects[0]["choices"][0]["delta"]["role"], "assistant");
             if let Some(usage) = last.get("usage").filter(|usage| !usage.is_null()) {
                 assert_eq!(usage, &whole["usage"]);
@@ -95,20 +116,27 @@ fn ends(front: Front, told: &Told, whole: &Value, pieces: &[Piece]) {
     }
 }
 
-fn text_of(front: Front, objects: &[Value]) -> String {
-    let pointer = match front {
-        Front::Triton { .. } => "/text_output",
-        Front::Vllm => "/text/0",
-        Front::Chat => "/choices/0/delta/content",
+/// What the objects say of a choice, in a row.
+fn text_of(front: Front, objects: &[Value], choice: usize) -> String {
+    let of = |object: &Value| -> Option<String> {
+        let text = match front {
+            Front::Triton { .. } => object.get("text_output").filter(|_| choice == 0)?,
+            Front::Vllm => object.get("text")?.get(choice)?,
+            Front::Chat => {
+                let choices = object.get("choices")?.as_array()?;
+                choices.iter().find(|told| told["index"] == choice)?.get("delta")?.get("content")?
+            }
+        };
+        text.as_str().map(ToOwned::to_owned)
     };
-    objects.iter().filter_map(|object| object.pointer(pointer)?.as_str()).collect()
+    objects.iter().filter_map(of).collect()
 }
 
-fn text_of_whole(front: Front, whole: &Value) -> Option<&str> {
-    let pointer = match front {
-        Front::Triton { .. } => "/text_output",
-        Front::Vllm => "/text/0",
-        Front::Chat => "/choices/0/message/content",
+fn text_of_whole(front: Front, whole: &Value, choice: usize) -> Option<&str> {
+    let text = match front {
+        Front::Triton { .. } => whole.get("text_output").filter(|_| choice == 0)?,
+        Front::Vllm => whole.get("text")?.get(choice)?,
+        Front::Chat => whole.get("choices")?.get(choice)?.get("message")?.get("content")?,
     };
-    whole.pointer(pointer)?.as_str()
+    text.as_str()
 }
