@@ -39,6 +39,8 @@ impl Prepared {
         let mut generation = self.generation.clone();
         if index > 0 {
             generation.request = RequestId(format!("{}-{index}", generation.request));
+            // The first tells it for all, and computing it anew would not share its KV.
+            generation.sampling.prompt_logprobs = None;
         }
         generation.sampling.sequence = index as u32;
         generation.beside = beside;
@@ -188,6 +190,9 @@ impl Answers {
         for prepared in &*self.prompts {
             let Request { n, best_of, ranked, .. } = prepared.request;
             let mut of_prompt: Vec<Whole> = wholes.by_ref().take(best_of).collect();
+            // What the first tells of the prompt is what computing it has told.
+            let prompt = of_prompt.first().and_then(|whole| whole.prompt.clone());
+            of_prompt.iter_mut().for_each(|whole| whole.prompt.clone_from(&prompt));
             if ranked || n < best_of {
                 // Stable: of equals the earlier comes first.
                 of_prompt.sort_by(|a, b| b.cumulative_logprob().total_cmp(&a.cumulative_logprob()));
@@ -224,6 +229,7 @@ impl Growing {
 
     fn finished(self, stopped: bool) -> Whole {
         let Self { text, tokens, latencies, prompt, finish } = self;
+        let prompt = prompt.map(|prompt| Arc::new(*prompt));
         let finish = finish.unwrap_or(if stopped { Finish::Stopped } else { Finish::Length });
         Whole { text, tokens, latencies, prompt, finish }
     }

@@ -1,5 +1,6 @@
 //! The one request that every dialect converts into, and the pieces that answer it.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use proto::{FinishReason, PromptReport, SamplingParams, Token, TokenId};
@@ -284,7 +285,7 @@ pub struct Whole {
     /// See [`Piece::latency`]; one per token.
     pub latencies: Vec<Duration>,
     /// What computing the prompt has told, where it is known.
-    pub prompt: Option<Box<PromptReport>>,
+    pub prompt: Option<Arc<PromptReport>>,
     /// Why it ended.
     pub finish: Finish,
 }

@@ -52,6 +52,7 @@ pub(crate) fn routes(service: Arc<Service>) -> Router {
         .layer(CatchPanicLayer::custom(panicked::<MindIe>));
     let openai = Router::new()
         .route("/v1/chat/completions", post(chat_completions))
+        .route("/v1/completions", post(completions))
         .route("/v1/models", get(list_models))
         .route("/v1/models/{*id}", get(get_model))
         .layer(CatchPanicLayer::custom(panicked::<OpenAi>));
@@ -99,6 +100,10 @@ async fn vllm_generate(State(service): Shared, request: Request) -> Response {
 
 async fn chat_completions(State(service): Shared, request: Request) -> Response {
     serve::<OpenAi, _>(&service, "openai", request, |_, body| openai::parse_chat(body)).await
+}
+
+async fn completions(State(service): Shared, request: Request) -> Response {
+    serve::<OpenAi, _>(&service, "openai", request, |_, body| openai::parse_completion(body)).await
 }
 
 async fn list_models(State(service): Shared) -> Response {

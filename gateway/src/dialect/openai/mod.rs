@@ -1,11 +1,17 @@
 //! `/v1`: chat completions and models, as the OpenAI API has them.
 
+mod chat_format;
 mod chat_request;
 mod chat_response;
+mod completion_request;
+mod completion_response;
 mod error;
+mod logprobs;
 mod models;
+mod parameters;
 
 pub(crate) use chat_request::parse as parse_chat;
 pub(crate) use chat_response::ChatWriter;
+pub(crate) use completion_request::parse as parse_completion;
 pub(crate) use error::OpenAi;
 pub(crate) use models::{model, models};

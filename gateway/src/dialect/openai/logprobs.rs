@@ -1,0 +1,134 @@
+//! Log-probabilities as `/v1` writes them.
+
+use checkpoint::Text;
+use proto::{PromptReport, Token, TokenId, TokenLogprob};
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+
+/// Lowest log-probability that is written: less is no number in JSON, or of no use to anybody.
+const LOWEST: f32 = -9999.0;
+
+/// How tokens are shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Spelling {
+    /// By their text.
+    Text,
+    /// As `token_id:7`.
+    Id,
+}
+
+/// A token of a chat's answer, and what might have stood in its place.
+#[derive(Serialize)]
+pub(super) struct Entry {
+    token: String,
+    logprob: f32,
+    bytes: Vec<u8>,
+    top_logprobs: Vec<Alternative>,
+}
+
+#[derive(Serialize)]
+struct Alternative {
+    token: String,
+    logprob: f32,
+    bytes: Vec<u8>,
+}
+
+/// A token's entry in a chat.
+pub(super) fn entry(text: &Text, token: &Token, top: usize, spelling: Spelling) -> Entry {
+    let alternative = |one: &TokenLogprob| Alternative {
+        token: shown(text, one.id, spelling),
+        logprob: finite(one.logprob),
+        bytes: bytes(text, one.id),
+    };
+    Entry {
+        token: shown(text, token.id, spelling),
+        logprob: finite(token.logprob),
+        bytes: bytes(text, token.id),
+        top_logprobs: token.top.iter().take(top).map(alternative).collect(),
+    }
+}
+
+/// A token as text; bytes that are no character by themselves show as U+FFFD.
+pub(super) fn shown(text: &Text, id: TokenId, spelling: Spelling) -> String {
+    match spelling {
+        Spelling::Text => String::from_utf8_lossy(text.token_bytes(id).unwrap_or_default()).into_owned(),
+        Spelling::Id => format!("token_id:{id}"),
+    }
+}
+
+fn bytes(text: &Text, id: TokenId) -> Vec<u8> {
+    text.token_bytes(id).unwrap_or_default().to_vec()
+}
+
+/// A log-probability that JSON can write.
+pub(super) fn finite(logprob: f32) -> f32 {
+    if logprob.is_nan() { LOWEST } else { logprob.max(LOWEST) }
+}
+
+/// vLLM's `prompt_logprobs`: null for the first token, then for each an object of token ids.
+pub(super) fn prompt(text: &Text, report: Option<&PromptReport>) -> Value {
+    let Some(report) = report else { return Value::Null };
+    let tokens = report.logprobs.iter().map(|position| {
+        let mut object = Map::new();
+        let chosen_rank = position.top.iter().position(|one| one.id == position.token.id);
+        let chosen = (&position.token, chosen_rank);
+        let others = position.top.iter().enumerate().map(|(rank, one)| (one, Some(rank)));
+        for (one, rank) in std::iter::once(chosen).chain(others) {
+            let value = json!({
+                "logprob": finite(one.logprob),
+                "rank": rank.map(|rank| rank + 1),
+                "decoded_token": shown(text, one.id, Spelling::Text),
+            });
+            object.insert(one.id.to_string(), value);
+        }
+        Value::Object(object)
+    });
+    Value::Array(std::iter::once(Value::Null).chain(tokens).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use proto::PromptLogprobs;
+
+    use super::*;
+
+    #[test]
+    fn a_token_that_is_no_character_shows_its_bytes() {
+        let text = crate::bundle::byte_bundle().open().unwrap();
+        let one = |id, logprob| TokenLogprob { id, logprob };
+        let token = Token {
+            id: 0x9c,
+            logprob: -1.5,
+            top: vec![one(0x61, -0.5), one(0x9c, f32::NEG_INFINITY)],
+            ..Token::default()
+        };
+        let json = |entry: Entry| serde_json::to_value(entry).unwrap();
+        assert_eq!(
+            json(entry(&text, &token, 2, Spelling::Text)),
+            json!({"token": "\u{fffd}", "logprob": -1.5, "bytes": [0x9c], "top_logprobs": [
+                {"token": "a", "logprob": -0.5, "bytes": [0x61]},
+                {"token": "\u{fffd}", "logprob": -9999.0, "bytes": [0x9c]},
+            ]})
+        );
+        let entry = json(entry(&text, &token, 0, Spelling::Id));
+        assert_eq!((&entry["token"], &entry["top_logprobs"]), (&json!("token_id:156"), &json!([])));
+    }
+
+    #[test]
+    fn the_first_token_of_a_prompt_has_no_probability() {
+        let text = crate::bundle::byte_bundle().open().unwrap();
+        let one = |id, logprob| TokenLogprob { id, logprob };
+        let report = PromptReport {
+            cached_tokens: 0,
+            logprobs: vec![PromptLogprobs { token: one(0x62, -2.0), top: vec![one(0x61, -0.5)] }],
+        };
+        assert_eq!(
+            prompt(&text, Some(&report)),
+            json!([null, {
+                "98": {"logprob": -2.0, "rank": null, "decoded_token": "b"},
+                "97": {"logprob": -0.5, "rank": 1, "decoded_token": "a"},
+            }])
+        );
+        assert_eq!(prompt(&text, None), Value::Null);
+    }
+}
