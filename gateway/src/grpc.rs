@@ -1,7 +1,5 @@
 //! The public gRPC service: text or token ids in, text and token ids out.
 
-use std::ops::Bound::{Excluded, Included};
-use std::ops::RangeBounds;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,14 +9,18 @@ use proto::convert::micros;
 use proto::wire::generate_request::Prompt as WirePrompt;
 use proto::wire::generation_service_server::GenerationService;
 use proto::wire::{GenerateRequest, GenerateResponse, ListServedModelsRequest, ListServedModelsResponse};
-use proto::{Error, FinishReason, SamplingParams};
+use proto::{Error, FinishReason, LOGPROBS_MAX, SamplingParams, Watermark};
+use serde_json::{Value, json};
 use tonic::{Response, Status};
 use uuid::Uuid;
 
 use crate::answers::Answers;
 use crate::dialect::Family;
 use crate::dialect::mindie::{MindIe, check_id};
-use crate::domain::{FieldNames, MaxTokens, Piece, Prompt, REPETITION_PENALTY_MIN, Request, Stop};
+use crate::domain::{
+    Chat, FieldNames, Finish, MaxTokens, Piece, Priority, Prompt, REPETITION_PENALTY_MIN, Request, Stop,
+    Tail, Truncate,
+};
 use crate::fault::Fault;
 use crate::metrics;
 use crate::service::{Service, Ticket};
@@ -26,6 +28,9 @@ use crate::service::{Service, Ticket};
 const NAMES: FieldNames = FieldNames::PLAIN;
 
 const DIALECT: &str = "grpc";
+
+/// Most sequences of a request.
+const SEQUENCES_MAX: u32 = 128;
 
 /// The service.
 pub(crate) struct Generations {
@@ -45,7 +50,7 @@ impl GenerationService for Generations {
             status(fault)
         })?;
         let answering = match self.start(request.into_inner(), &mut ticket).await {
-            Ok((id, answer)) => Answering { id, answer, ticket, ttft: None },
+            Ok((id, n, answer)) => Answering { id, answer, ticket, ttft: vec![None; n], unfinished: n },
             Err(fault) => {
                 ticket.ended(status_of(&fault));
                 return Err(status(fault));
@@ -54,7 +59,9 @@ impl GenerationService for Generations {
         let stream = futures::stream::unfold(Some(answering), |answering| async move {
             let mut answering = answering?;
             match answering.answer.next().await {
-                Ok(Some((_, piece))) => Some((Ok(answering.response(piece)), Some(answering))),
+                Ok(Some((sequence, piece))) => {
+                    Some((Ok(answering.response(sequence, piece)), Some(answering)))
+                }
                 Ok(None) => None,
                 Err(fault) => {
                     answering.ticket.ended(status_of(&fault));
@@ -76,10 +83,15 @@ impl GenerationService for Generations {
 }
 
 impl Generations {
-    async fn start(&self, request: GenerateRequest, ticket: &mut Ticket) -> Result<(String, Answers), Fault> {
+    async fn start(
+        &self,
+        request: GenerateRequest,
+        ticket: &mut Ticket,
+    ) -> Result<(String, usize, Answers), Fault> {
         let (id, request) = parse(request)?;
+        let n = request.n;
         let answer = self.service.start(vec![request], ticket).await?;
-        Ok((id, answer))
+        Ok((id, n, answer))
     }
 }
 
@@ -87,15 +99,18 @@ struct Answering {
     id: String,
     answer: Answers,
     ticket: Ticket,
-    ttft: Option<Duration>,
+    /// Of each sequence.
+    ttft: Vec<Option<Duration>>,
+    unfinished: usize,
 }
 
 impl Answering {
-    fn response(&mut self, piece: Piece) -> GenerateResponse {
-        let ttft = *self.ttft.get_or_insert(piece.latency);
+    fn response(&mut self, sequence: usize, piece: Piece) -> GenerateResponse {
+        let ttft = *self.ttft[sequence].get_or_insert(piece.latency);
         let generated_tokens = piece.generated() as u64;
         let finish = piece.finish.as_ref().map(FinishReason::from);
-        if finish.is_some() {
+        self.unfinished -= usize::from(finish.is_some());
+        if self.unfinished == 0 {
             self.ticket.ended(200);
         }
         let started = &self.answer.started()[0];
@@ -104,11 +119,16 @@ impl Answering {
             id: self.id.clone(),
             model: started.model.description.name.clone(),
             text: piece.text,
-            tokens: vec![token.into()],
+            tokens: if piece.discarded { Vec::new() } else { vec![token.into()] },
             generated_tokens,
             prompt_tokens: started.prompt_tokens as u64,
             finish: finish.map(|finish| proto::wire::FinishReason::from(finish).into()),
             ttft_us: finish.map(|_| micros(ttft)),
+            sequence: sequence as u32,
+            stop_string: match piece.finish {
+                Some(Finish::StopString(text)) => Some(text),
+                _ => None,
+            },
         }
     }
 }
@@ -123,82 +143,162 @@ fn status(fault: Fault) -> Status {
 }
 
 /// The request's name and the domain request.
-pub(crate) fn parse(wire: GenerateRequest) -> Result<(String, Request), Fault> {
+fn parse(wire: GenerateRequest) -> Result<(String, Request), Fault> {
     if let Some(id) = &wire.id {
         check_id(id, "id")?;
     }
+    let at_least_one = |field: &str, value: Option<u64>| match value {
+        Some(0) => Err(Fault::field(field, "expected at least 1, got 0")),
+        value => Ok(value.map(|count| usize::try_from(count).unwrap_or(usize::MAX))),
+    };
     let prompt = match wire.prompt {
         Some(WirePrompt::Text(text)) => Prompt::Text(text),
         Some(WirePrompt::TokenIds(tokens)) => Prompt::Tokens(tokens.ids),
-        None => return Err(Fault::field("prompt", "is required: text or token_ids")),
+        Some(WirePrompt::Chat(chat)) => Prompt::Chat(Box::new(self::chat(chat)?)),
+        None => return Err(Fault::field("prompt", "is required: text, token_ids or chat")),
     };
-    if wire.max_tokens == Some(0) {
-        return Err(Fault::field("max_tokens", "expected at least 1, got 0"));
-    }
-    if wire.timeout_us == Some(0) {
-        return Err(Fault::field("timeout_us", "expected at least 1, got 0"));
-    }
+    let max_tokens = at_least_one("max_tokens", wire.max_tokens)?;
+    let truncate = at_least_one("truncate_prompt_tokens", wire.truncate_prompt_tokens)?;
+    at_least_one("timeout_us", wire.timeout_us)?;
     let sampling = wire.sampling.unwrap_or_default();
     let seed = sampling.seed;
     let sampling =
         SamplingParams::try_from(sampling).map_err(|error| Fault::field("sampling", error.message))?;
     check_sampling(&sampling)?;
+    let n = wire.n.unwrap_or(1);
+    if !(1..=SEQUENCES_MAX).contains(&n) {
+        return Err(Fault::field("n", format!("expected 1 to {SEQUENCES_MAX}, got {n}")));
+    }
+    let priority = wire.priority.unwrap_or(5);
+    if !(1..=5).contains(&priority) {
+        return Err(Fault::field("priority", format!("expected 1 to 5, got {priority}")));
+    }
 
     let mut request = Request::new(prompt, NAMES);
     request.model = wire.model;
     request.sampling = sampling;
     request.seed = seed;
-    request.max_tokens = wire
-        .max_tokens
-        .map_or(MaxTokens::Fill, |count| MaxTokens::Exact(usize::try_from(count).unwrap_or(usize::MAX)));
+    request.max_tokens = max_tokens.map_or(MaxTokens::Fill, MaxTokens::Exact);
     request.stop = Stop {
         strings: wire.stop,
         token_ids: wire.stop_token_ids,
-        include: false,
+        include: wire.include_stop,
         ignore_eos: wire.ignore_eos,
-        min_tokens: 0,
+        min_tokens: usize::try_from(wire.min_tokens).unwrap_or(usize::MAX),
     };
+    request.skip_special_tokens = !wire.show_special_tokens;
     request.timeout = wire.timeout_us.map(Duration::from_micros);
+    request.priority = Priority(priority as u8);
+    (request.n, request.best_of) = (n as usize, n as usize);
+    request.bad_words = wire.bad_words;
+    request.truncate = truncate.map(Truncate::Last);
     let id = wire.id.unwrap_or_else(|| Uuid::new_v4().simple().to_string());
     Ok((id, request))
 }
 
+/// A chat in the form that templates read.
+fn chat(wire: proto::wire::Chat) -> Result<Chat, Fault> {
+    if wire.messages.is_empty() {
+        return Err(Fault::field("chat.messages", "expected at least 1 message, got none"));
+    }
+    let messages = wire.messages.into_iter().enumerate().map(|(index, message)| {
+        if message.role.is_empty() {
+            return Err(Fault::field(format!("chat.messages[{index}].role"), "must not be empty"));
+        }
+        let mut object = json!({"role": message.role, "content": message.content});
+        if let Some(name) = message.name {
+            object["name"] = name.into();
+        }
+        Ok(object)
+    });
+    let messages = messages.collect::<Result<_, _>>()?;
+    let tools = match wire.tools_json.map(|text| serde_json::from_str::<Value>(&text)) {
+        None => None,
+        Some(Ok(tools @ Value::Array(_))) => Some(tools),
+        Some(Ok(_)) => return Err(Fault::field("chat.tools_json", "expected a list")),
+        Some(Err(error)) => return Err(Fault::field("chat.tools_json", format!("expected JSON: {error}"))),
+    };
+    let tail = if wire.continue_final_message { Tail::Continue } else { Tail::Assistant };
+    Ok(Chat { messages, tools, tail, ..Chat::default() })
+}
+
 /// The ranges that the `.proto` file documents.
 fn check_sampling(sampling: &SamplingParams) -> Result<(), Fault> {
-    let check = |field: &str, value: f32, range: &dyn Fn(&f32) -> bool, expected: &str| {
-        if value.is_finite() && range(&value) {
+    let check = |field: &str, value: f32, is_within: bool, expected: &str| {
+        if value.is_finite() && is_within {
             return Ok(());
         }
         Err(Fault::field(format!("sampling.{field}"), format!("expected {expected}, got {value}")))
     };
-    let penalty = |value: &f32| (-2.0..=2.0).contains(value);
-    check("temperature", sampling.temperature, &|value| *value >= 0.0, "at least 0")?;
+    let share = |value: f32| value > 0.0 && value <= 1.0;
+    let penalty = |value: f32| (-2.0..=2.0).contains(&value);
+    let SamplingParams { temperature, top_p, typical_p, min_p, repetition_penalty, .. } = *sampling;
+    check("temperature", temperature, temperature >= 0.0, "at least 0")?;
     if sampling.top_k == Some(0) {
         return Err(Fault::field("sampling.top_k", "expected at least 1, got 0"));
     }
-    check(
-        "top_p",
-        sampling.top_p,
-        &|value| (Excluded(0.0), Included(1.0)).contains(value),
-        "a number in (0, 1]",
-    )?;
+    check("top_p", top_p, share(top_p), "a number in (0, 1]")?;
+    check("typical_p", typical_p, share(typical_p), "a number in (0, 1]")?;
+    check("min_p", min_p, (0.0..=1.0).contains(&min_p), "a number in [0, 1]")?;
     let expected = format!("at least {REPETITION_PENALTY_MIN:e}");
-    check(
-        "repetition_penalty",
-        sampling.repetition_penalty,
-        &|value| *value >= REPETITION_PENALTY_MIN,
-        &expected,
-    )?;
-    check("presence_penalty", sampling.presence_penalty, &penalty, "a number in [-2, 2]")?;
-    check("frequency_penalty", sampling.frequency_penalty, &penalty, "a number in [-2, 2]")
+    check("repetition_penalty", repetition_penalty, repetition_penalty >= REPETITION_PENALTY_MIN, &expected)?;
+    for (field, value) in
+        [("presence_penalty", sampling.presence_penalty), ("frequency_penalty", sampling.frequency_penalty)]
+    {
+        check(field, value, penalty(value), "a number in [-2, 2]")?;
+    }
+    for (_, bias) in &sampling.logit_bias {
+        check("logit_bias", *bias, true, "finite numbers")?;
+    }
+    if let Some(Watermark { gamma, delta, .. }) = sampling.watermark {
+        check("watermark.gamma", gamma, gamma > 0.0 && gamma < 1.0, "a number in (0, 1)")?;
+        check("watermark.delta", delta, delta > 0.0, "a number greater than 0")?;
+    }
+    for (field, count) in [("logprobs", sampling.logprobs), ("prompt_logprobs", sampling.prompt_logprobs)] {
+        if let Some(count) = count.filter(|count| *count > LOGPROBS_MAX) {
+            let message = format!("expected at most {LOGPROBS_MAX}, got {count}");
+            return Err(Fault::field(format!("sampling.{field}"), message));
+        }
+    }
+    if sampling.bad_words.iter().any(Vec::is_empty) {
+        return Err(Fault::field("sampling.bad_words", "expected at least 1 token each, got none"));
+    }
+    if sampling.sequence != 0 {
+        let message = format!("is the server's to number, expected 0, got {}", sampling.sequence);
+        return Err(Fault::field("sampling.sequence", message));
+    }
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
+    use proto::wire::ChatMessage;
+
     use super::*;
 
     fn text(text: &str) -> GenerateRequest {
         GenerateRequest { prompt: Some(WirePrompt::Text(text.into())), ..GenerateRequest::default() }
+    }
+
+    fn said(role: &str, content: &str) -> ChatMessage {
+        ChatMessage { role: role.into(), content: content.into(), name: None }
+    }
+
+    fn chatting(messages: Vec<ChatMessage>, tools: Option<&str>) -> GenerateRequest {
+        let chat = proto::wire::Chat {
+            messages,
+            tools_json: tools.map(ToOwned::to_owned),
+            continue_final_message: false,
+        };
+        GenerateRequest { prompt: Some(WirePrompt::Chat(chat)), ..GenerateRequest::default() }
+    }
+
+    #[test]
+    fn a_chat_is_what_a_template_reads() {
+        let (_, request) = parse(chatting(vec![said("user", "Hi")], Some("[{}]"))).unwrap();
+        let Prompt::Chat(chat) = request.prompt else { panic!("no chat") };
+        assert_eq!(chat.messages, [json!({"role": "user", "content": "Hi"})]);
+        assert_eq!((chat.tools, chat.tail), (Some(json!([{}])), Tail::Assistant));
     }
 
     #[test]
@@ -232,6 +332,23 @@ mod tests {
             (sampled(|s| s.temperature = Some(f32::INFINITY)), "sampling.temperature: "),
             (sampled(|s| s.presence_penalty = Some(2.5)), "sampling.presence_penalty: "),
             (sampled(|s| s.frequency_penalty = Some(-2.5)), "sampling.frequency_penalty: "),
+            (sampled(|s| s.typical_p = Some(0.0)), "sampling.typical_p: expected a number in (0, 1], got 0"),
+            (sampled(|s| s.min_p = Some(1.5)), "sampling.min_p: "),
+            (sampled(|s| s.logprobs = Some(21)), "sampling.logprobs: expected at most 20, got 21"),
+            (sampled(|s| s.sequence = 1), "sampling.sequence: "),
+            (sampled(|s| s.grammar = Some(proto::wire::Grammar { kind: None })), "sampling: grammar.kind"),
+            (
+                sampled(|s| s.logit_bias = vec![proto::wire::LogitBias { id: 1, bias: f32::NAN }]),
+                "sampling.logit_bias: expected finite numbers",
+            ),
+            (GenerateRequest { n: Some(0), ..text("x") }, "n: expected 1 to 128, got 0"),
+            (GenerateRequest { n: Some(129), ..text("x") }, "n: "),
+            (GenerateRequest { priority: Some(6), ..text("x") }, "priority: expected 1 to 5"),
+            (GenerateRequest { truncate_prompt_tokens: Some(0), ..text("x") }, "truncate_prompt_tokens: "),
+            (chatting(vec![], None), "chat.messages: expected at least 1"),
+            (chatting(vec![said("", "x")], None), "chat.messages[0].role: must not be empty"),
+            (chatting(vec![said("user", "x")], Some("{}")), "chat.tools_json: expected a list"),
+            (chatting(vec![said("user", "x")], Some("[")), "chat.tools_json: expected JSON"),
         ] {
             let fault = parse(request).unwrap_err().to_string();
             assert!(fault.starts_with(start), "{start}: {fault}");

@@ -393,3 +393,30 @@ async fn a_call_whose_first_sequence_is_refused_is_refused() {
     assert_eq!(status, 429);
     assert_eq!(cluster.script.take_seen().len(), 1, "the others are not even asked for");
 }
+
+#[tokio::test]
+async fn grpc_takes_chats_and_answers_with_several_sequences() {
+    use proto::wire::{Chat, ChatMessage};
+    let cluster = Cluster::start(&["r0"], |_| ()).await;
+    cluster.script.says("one");
+    let message = ChatMessage { role: "user".into(), content: "Hi".into(), name: None };
+    let chat = Chat { messages: vec![message], ..Chat::default() };
+    let request = GenerateRequest {
+        prompt: Some(Prompt::Chat(chat)),
+        n: Some(2),
+        stop: vec!["e".into()],
+        ..GenerateRequest::default()
+    };
+    let mut stream = cluster.grpc().generate(request).await.unwrap().into_inner();
+    let (mut texts, mut last) = ([String::new(), String::new()], Vec::new());
+    while let Some(item) = stream.next().await {
+        let item: GenerateResponse = item.unwrap();
+        texts[item.sequence as usize].push_str(&item.text);
+        if item.finish.is_some() {
+            last.push((item.sequence, item.stop_string.unwrap(), item.generated_tokens));
+        }
+    }
+    last.sort();
+    assert_eq!(texts, ["on", "on"]);
+    assert_eq!(last, [(0, "e".to_owned(), 3), (1, "e".to_owned(), 3)]);
+}
