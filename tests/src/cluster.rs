@@ -115,6 +115,14 @@ impl Cluster {
     /// # Panics
     /// When it cannot be started.
     pub fn spawn(&mut self, name: Name) {
+        self.spawn_with(name, &[]);
+    }
+
+    /// The same, with further arguments of this process alone.
+    ///
+    /// # Panics
+    /// When it cannot be started.
+    pub fn spawn_with(&mut self, name: Name, arguments: &[&str]) {
         let ports = *self.ports.entry(name).or_insert_with(|| Ports {
             listen: free_port(),
             grpc: free_port(),
@@ -155,6 +163,7 @@ impl Cluster {
                 command.args(&self.settings.worker);
             }
         }
+        command.args(arguments);
         // An old life's fail points and marks are not this one's.
         fs::write(self.fail_points_file(name), "").expect("the fail point file can be written");
         command.env("FAILPOINTS_FILE", self.fail_points_file(name));
@@ -221,6 +230,15 @@ impl Cluster {
         let front =
             [(Service::Gateway, 0), (Service::Serve, 0)].into_iter().find_map(|name| self.ports.get(&name));
         *front.expect("a gateway was started")
+    }
+
+    /// The HTTP and gRPC ports of a process that was started.
+    ///
+    /// # Panics
+    /// When it was not.
+    pub fn ports(&self, name: Name) -> (u16, u16) {
+        let ports = self.ports[&name];
+        (ports.listen, ports.grpc)
     }
 
     /// What a process printed.

@@ -1,6 +1,8 @@
-//! What the end-to-end tests share: a cluster of real processes, a client, and readings of its metrics.
+//! What the end-to-end tests share: a cluster of real processes, clients of it, and readings of its metrics.
 
+pub mod certificates;
 pub mod client;
 pub mod cluster;
 pub mod golden;
 pub mod metrics;
+pub mod script;

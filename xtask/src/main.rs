@@ -1,6 +1,7 @@
 //! The project's own tools: everything that takes more than one command to set up is one command here.
 
 mod bench;
+mod clients;
 mod fuzz;
 mod model;
 mod process;
@@ -37,6 +38,8 @@ enum Task {
         #[arg(value_enum, default_value_t = model::Name::Smollm2)]
         name: model::Name,
     },
+    /// Install the Python clients that the end-to-end tests run, and print the folder as the last word
+    FetchClients,
     /// Build the binary that the end-to-end tests start, with fail points, into target/e2e
     E2eBinary,
     /// Give generated inputs to everything that reads outside data, or writes for outside readers
@@ -65,6 +68,7 @@ fn main() -> anyhow::Result<()> {
         Task::Ci => stages::ci(),
         Task::Tidy => tidy::check(&process::root()),
         Task::FetchModel { name } => model::fetch(name).map(|path| println!("model: {}", path.display())),
+        Task::FetchClients => clients::fetch().map(|folder| println!("clients: {}", folder.display())),
         Task::E2eBinary => stages::e2e_binary(),
         Task::Fuzz { short, seconds, target } => fuzz::run(&fuzz::Plan { short, seconds, only: target }),
         Task::Bench { name } => bench::run(name),

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 
+use crate::clients;
 use crate::fuzz;
 use crate::model::{self, Name};
 use crate::process::{command, root, run, target};
@@ -63,6 +64,7 @@ fn test_stages(stages: &mut Stages) -> Result<()> {
         model::fetch(Name::Smollm2)?;
         model::fetch(Name::Gemma3).map(drop)
     })?;
+    stages.run("fetch clients", || clients::fetch().map(drop))?;
     stages.run("build the binary, with fail points", e2e_binary)?;
     let workspace = ["test", "--workspace", "--locked"];
     stages.run("build the tests", || {
