@@ -64,6 +64,8 @@ pub(crate) struct Answers {
     sequences: SelectAll<BoxStream<'static, (usize, Result<Piece, Fault>)>>,
     /// Read before the answer was begun.
     ahead: VecDeque<(usize, Piece)>,
+    /// Sequences in all.
+    choices: usize,
     unfinished: usize,
     stopped: CancellationToken,
     _stoppable: Option<Stoppable>,
@@ -111,6 +113,7 @@ impl Answers {
             prompts,
             sequences,
             ahead: VecDeque::new(),
+            choices: first,
             unfinished: first,
             stopped,
             _stoppable: stoppable,
@@ -171,7 +174,7 @@ impl Answers {
     /// The whole answer: of each prompt as many sequences as were asked for.
     pub(crate) async fn whole(&mut self) -> Result<Vec<Whole>, Fault> {
         let mut wholes: Vec<Growing> = Vec::new();
-        wholes.resize_with(self.unfinished, Growing::default);
+        wholes.resize_with(self.choices, Growing::default);
         let mut stopped = false;
         loop {
             match self.next().await {

@@ -52,6 +52,9 @@ pub enum Fault {
         /// The path.
         path: String,
     },
+    /// No request of this name is running.
+    #[error("request {0:?} is not running here")]
+    Request(String),
     /// No model of this name is served.
     #[error("model {0:?} is not served here")]
     Model(String),
@@ -87,7 +90,7 @@ impl Fault {
             Self::BodyTooLarge { .. } | Self::Encoding(_) => Reason::InvalidArgument,
             Self::Path(_) | Self::Method { .. } => Reason::InvalidArgument,
             Self::BodyTimeout { .. } => Reason::Deadline,
-            Self::Model(_) => Reason::ModelNotFound,
+            Self::Model(_) | Self::Request(_) => Reason::ModelNotFound,
             Self::Busy { .. } => Reason::QueueFull,
             Self::Stopped => Reason::Cancelled,
             Self::NotReady(_) => Reason::WorkerLost,

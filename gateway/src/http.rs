@@ -13,6 +13,7 @@ use axum::routing::{get, post};
 use futures::FutureExt;
 use http::header::{CACHE_CONTROL, CONTENT_ENCODING, CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
+use serde::Deserialize;
 use tower_http::catch_panic::CatchPanicLayer;
 
 use crate::answers::Answers;
@@ -21,6 +22,7 @@ use crate::dialect::openai::{self, OpenAi};
 use crate::dialect::triton::{self, Envelope};
 use crate::dialect::{Call, Events, Family, Writer, vllm};
 use crate::fault::Fault;
+use crate::manage;
 use crate::service::{Service, Ticket};
 
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
@@ -46,8 +48,13 @@ pub(crate) fn routes(service: Arc<Service>) -> Router {
         .route("/v2/health/live", get(live))
         .route("/v2/health/ready", get(ready))
         .route("/health", get(ready))
+        .route("/health/{timed}", get(manage::trial))
         .route("/v2/models/{model}/generate", post(triton_generate))
         .route("/v2/models/{model}/generate_stream", post(triton_generate_stream))
+        .route("/v2/models/{model}/versions/{version}/generate", post(triton_generate))
+        .route("/v2/models/{model}/versions/{version}/generate_stream", post(triton_generate_stream))
+        .route("/v2/models/{model}/stopInfer", post(manage::stop))
+        .route("/v2/models/{model}/getSlotCount", get(manage::slots))
         .route("/generate", post(vllm_generate))
         .layer(CatchPanicLayer::custom(panicked::<MindIe>));
     let openai = Router::new()
@@ -72,16 +79,40 @@ async fn ready(State(service): Shared) -> StatusCode {
     if service.is_ready() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }
 }
 
-async fn triton_generate(state: Shared, path: PathResult, request: Request) -> Response {
+/// A model of the path, and its version where one is named.
+#[derive(Deserialize)]
+struct ModelPath {
+    model: String,
+    version: Option<String>,
+}
+
+impl ModelPath {
+    /// The model's name. A model has one version, the first.
+    fn model(self) -> Option<String> {
+        let Self { model, version } = self;
+        version.is_none_or(|version| version == "1").then_some(model)
+    }
+}
+
+type ModelPathResult = Result<Path<ModelPath>, PathRejection>;
+
+async fn triton_generate(state: Shared, path: ModelPathResult, request: Request) -> Response {
     triton_call(state, path, request, false).await
 }
 
-async fn triton_generate_stream(state: Shared, path: PathResult, request: Request) -> Response {
+async fn triton_generate_stream(state: Shared, path: ModelPathResult, request: Request) -> Response {
     triton_call(state, path, request, true).await
 }
 
-async fn triton_call(State(service): Shared, path: PathResult, request: Request, stream: bool) -> Response {
-    let Ok(Path(model)) = path else { return unknown_path(request).await };
+async fn triton_call(
+    State(service): Shared,
+    path: ModelPathResult,
+    request: Request,
+    stream: bool,
+) -> Response {
+    let Some(model) = path.ok().and_then(|Path(path)| path.model()) else {
+        return unknown_path(request).await;
+    };
     let recompute = request
         .headers()
         .get(IS_RECOMPUTE)
@@ -174,7 +205,7 @@ async fn answer<F: Family, W: Writer>(
 }
 
 /// The whole body. What its headers already rule out is refused before any of it is read.
-async fn read_body(service: &Service, request: Request) -> Result<Bytes, Fault> {
+pub(crate) async fn read_body(service: &Service, request: Request) -> Result<Bytes, Fault> {
     let config = &service.config;
     let too_large = Fault::BodyTooLarge { limit: config.body_bytes_max };
     check_encoding(request.headers())?;
@@ -263,8 +294,13 @@ impl<W: Writer> Streaming<W> {
     }
 }
 
+/// A body of JSON.
+pub(crate) fn json_body(body: String) -> Response {
+    ([(CONTENT_TYPE, JSON)], body).into_response()
+}
+
 /// A refusal before the answer begins.
-fn refusal<F: Family>(fault: &Fault) -> Response {
+pub(crate) fn refusal<F: Family>(fault: &Fault) -> Response {
     let (status, body) = F::refusal(fault);
     tracing::debug!(%fault, status = status.as_u16(), "request refused");
     let mut headers = HeaderMap::new();
@@ -291,7 +327,7 @@ fn refusal_at(path: &str, fault: &Fault) -> Response {
     }
 }
 
-async fn unknown_path(request: Request) -> Response {
+pub(crate) async fn unknown_path(request: Request) -> Response {
     let path = request.uri().path();
     refusal_at(path, &Fault::Path(path.to_owned()))
 }

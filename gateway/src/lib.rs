@@ -21,6 +21,7 @@ mod fault;
 pub mod fuzzing;
 mod grpc;
 mod http;
+mod manage;
 mod metrics;
 pub mod models;
 mod queue;

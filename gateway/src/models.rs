@@ -34,6 +34,8 @@ pub struct Model {
 pub struct Served {
     /// In the order of the routers' list, each name once.
     pub models: Vec<Arc<Model>>,
+    /// Addresses of the workers behind them.
+    pub workers: Arc<[String]>,
     /// False when no router lists a model: those above were served before, and may be again.
     pub placeable: bool,
 }
@@ -115,9 +117,10 @@ impl Models {
                     .models
                     .iter()
                     .map(|model| &model.description)
-                    .eq(models.iter().map(|model| &model.description));
+                    .eq(models.iter().map(|model| &model.description))
+                && served.workers[..] == workers[..];
             if !same {
-                *served = Served { models, placeable: true };
+                *served = Served { models, workers: workers.as_slice().into(), placeable: true };
             }
             !same
         });

@@ -49,7 +49,7 @@ fn status_of(fault: &Fault) -> (StatusCode, &'static str) {
         Fault::BodyTooLarge { .. } => (StatusCode::PAYLOAD_TOO_LARGE, INPUT),
         Fault::BodyTimeout { .. } => (StatusCode::REQUEST_TIMEOUT, INPUT),
         Fault::Encoding(_) => (StatusCode::UNSUPPORTED_MEDIA_TYPE, INPUT),
-        Fault::Path(_) | Fault::Model(_) => (StatusCode::NOT_FOUND, NOT_FOUND),
+        Fault::Path(_) | Fault::Model(_) | Fault::Request(_) => (StatusCode::NOT_FOUND, NOT_FOUND),
         Fault::Method { .. } => (StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed"),
         Fault::Stopped => (StatusCode::FAILED_DEPENDENCY, "Generation Error"),
         Fault::Busy { .. } => (StatusCode::TOO_MANY_REQUESTS, OVERLOADED),

@@ -233,7 +233,8 @@ async fn refusals_are_json_of_the_path_s_family() {
     let other_model = json!({"model": "other", "messages": [{"role": "user", "content": "x"}]}).to_string();
     for (method, path, body, status, words) in [
         ("GET", "/nowhere", "", 404, "no such path: /nowhere"),
-        ("GET", "/v2/models/m/versions/1/generate", "", 404, "no such path"),
+        ("GET", "/v2/models/m/versions/1/generate", "", 405, "method GET is not allowed"),
+        ("POST", "/v2/models/m/versions/2/generate", "{}", 404, "no such path"),
         ("GET", "/v1/nowhere", "", 404, "no such path: /v1/nowhere"),
         ("GET", "/generate", "", 405, "method GET is not allowed"),
         ("PUT", "/v1/chat/completions", "{}", 405, "method PUT is not allowed"),

@@ -5,5 +5,6 @@
 mod apis;
 mod faults;
 mod limits;
+mod manage;
 mod resume;
 mod support;

@@ -56,6 +56,7 @@ fn class_of(fault: &Fault) -> (StatusCode, &'static str, Option<&'static str>) {
         Fault::Path(_) => (StatusCode::NOT_FOUND, REQUEST, Some("unknown_url")),
         Fault::Method { .. } => (StatusCode::METHOD_NOT_ALLOWED, REQUEST, Some("method_not_supported")),
         Fault::Model(_) => (StatusCode::NOT_FOUND, REQUEST, Some("model_not_found")),
+        Fault::Request(_) => (StatusCode::NOT_FOUND, REQUEST, None),
         Fault::Busy { .. } => (StatusCode::TOO_MANY_REQUESTS, BUSY, Some("rate_limit_exceeded")),
         Fault::NotReady(_) => (StatusCode::SERVICE_UNAVAILABLE, SERVER, Some("overloaded")),
         Fault::Stopped => (StatusCode::INTERNAL_SERVER_ERROR, SERVER, None),

@@ -13,7 +13,10 @@ use proto::wire::worker_server::{Worker, WorkerServer};
 use proto::wire::{
     DescribeRequest, DescribeResponse, FenceRequest, FenceResponse, GetTokenizerRequest, TokenizerChunk,
 };
-use proto::{Digest, Error, ModelDescription, Reason, Role};
+use proto::worker::PROTOCOL_VERSION;
+use proto::{
+    Digest, Error, KvDtype, KvLayout, ModelDescription, Reason, Role, WorkerDescription, WorkerEpoch,
+};
 use tokio_stream::Stream;
 use tonic::{Request, Response, Status};
 
@@ -53,8 +56,12 @@ impl Cluster {
             vocab_size: VOCAB,
             numerics: "test".to_owned(),
         };
-        let script = Script::new(vec![description]);
-        let worker = WorkerServer::new(TokenizerWorker { digest: bundle.digest(), bytes: bundle.to_bytes() });
+        let script = Script::new(vec![description.clone()]);
+        let worker = WorkerServer::new(TokenizerWorker {
+            digest: bundle.digest(),
+            bytes: bundle.to_bytes(),
+            model: description,
+        });
         let listener = Listener::Local("worker".to_owned());
         serve_grpc(&listener, Services::new().add(node::limits!(worker)), &context).await.unwrap();
         let mut config = Config {
@@ -132,6 +139,7 @@ impl Cluster {
 }
 
 struct TokenizerWorker {
+    model: ModelDescription,
     digest: Digest,
     bytes: Vec<u8>,
 }
@@ -141,7 +149,18 @@ impl Worker for TokenizerWorker {
     type GetTokenizerStream = Pin<Box<dyn Stream<Item = Result<TokenizerChunk, Status>> + Send>>;
 
     async fn describe(&self, _: Request<DescribeRequest>) -> Result<Response<DescribeResponse>, Status> {
-        Err(Error::new(Reason::Internal, "a gateway does not ask this").into())
+        let description = WorkerDescription {
+            protocol: PROTOCOL_VERSION,
+            epoch: WorkerEpoch(1),
+            role: Role::Decode,
+            model: self.model.clone(),
+            layout: KvLayout { layers: 1, kv_heads: 1, head_dim: 4, dtype: KvDtype::F16, block_tokens: 16 },
+            draining: false,
+            blocks_total: 12,
+            blocks_free: 10,
+            sequences: 0,
+        };
+        Ok(Response::new(description.into()))
     }
 
     async fn get_tokenizer(

@@ -1,0 +1,134 @@
+//! What MindIE's clients ask of a server beside generation: ending a request by name, free places, a trial run.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::rejection::PathRejection;
+use axum::extract::{Path, Request, State};
+use axum::response::{IntoResponse, Response};
+use http::StatusCode;
+use proto::wire::DescribeRequest;
+use proto::wire::worker_client::WorkerClient;
+use proto::{Reason, Role, WorkerDescription};
+use serde::Serialize;
+
+use crate::dialect::fields::{Fields, Integers};
+use crate::dialect::json;
+use crate::dialect::mindie::{MindIe, check_id};
+use crate::domain::{FieldNames, MaxTokens, Prompt, Request as Generation};
+use crate::fault::Fault;
+use crate::http::{json_body, read_body, refusal, unknown_path};
+use crate::service::Service;
+
+/// Longest wait for what a worker says of itself.
+const DESCRIBE_MAX: Duration = Duration::from_secs(1);
+/// Seconds that a trial may take, when it names none.
+const TRIAL_SECONDS: u64 = 10;
+/// Most that it may name.
+const TRIAL_SECONDS_MAX: u64 = 600;
+/// What a trial continues.
+const TRIAL: &str = "hello";
+
+type Shared = State<Arc<Service>>;
+
+#[derive(Serialize)]
+struct Stopped<'a> {
+    id: &'a str,
+}
+
+/// `stopInfer`: ends the running calls of that id.
+pub(crate) async fn stop(
+    State(service): Shared,
+    path: Result<Path<String>, PathRejection>,
+    request: Request,
+) -> Response {
+    let Ok(Path(model)) = path else { return unknown_path(request).await };
+    let stopped = async {
+        service.model(Some(&model), "model")?;
+        let body = read_body(&service, request).await?;
+        let mut fields = Fields::parse(&body, Integers::Strict)?;
+        let id = fields.string("id")?.ok_or_else(|| fields.fault("id", "is required"))?;
+        fields.finish("stopInfer");
+        check_id(&id, "id")?;
+        if service.stop(&id) { Ok(id) } else { Err(Fault::Request(id)) }
+    };
+    match stopped.await {
+        Ok(id) => json_body(json(&Stopped { id: &id })),
+        Err(fault) => refusal::<MindIe>(&fault),
+    }
+}
+
+#[derive(Serialize)]
+struct Slots {
+    /// Requests that may run at once.
+    total_slots: usize,
+    /// Those that more may run now.
+    free_slots: usize,
+    /// Tokens that the decode workers' KV has room for.
+    available_tokens_length: usize,
+}
+
+/// `getSlotCount`.
+pub(crate) async fn slots(
+    State(service): Shared,
+    path: Result<Path<String>, PathRejection>,
+    request: Request,
+) -> Response {
+    let Ok(Path(model)) = path else { return unknown_path(request).await };
+    if let Err(fault) = service.model(Some(&model), "model") {
+        return refusal::<MindIe>(&fault);
+    }
+    let (free_slots, total_slots) = service.queue.places();
+    let workers = service.served.borrow().workers.clone();
+    let described = workers.iter().map(|worker| describe(&service, worker));
+    let described = futures::future::join_all(described).await;
+    let decoding = described.into_iter().flatten().filter(|worker| worker.role == Role::Decode);
+    let decoding = decoding.filter(|worker| worker.model.name == model && !worker.draining);
+    let available_tokens_length =
+        decoding.map(|worker| worker.blocks_free * worker.layout.block_tokens).sum();
+    json_body(json(&Slots { total_slots, free_slots, available_tokens_length }))
+}
+
+/// What a worker says of itself, if it answers.
+async fn describe(service: &Service, address: &str) -> Option<WorkerDescription> {
+    let mut client = node::limits!(WorkerClient::new(service.routers.channel(address)));
+    let answer = tokio::time::timeout(DESCRIBE_MAX, client.describe(DescribeRequest {})).await;
+    answer.ok()?.ok()?.into_inner().try_into().ok()
+}
+
+/// `/health/timed` and `/health/timed-N`: whether one token comes within N seconds.
+pub(crate) async fn trial(
+    State(service): Shared,
+    path: Result<Path<String>, PathRejection>,
+    request: Request,
+) -> Response {
+    let seconds = path.ok().and_then(|Path(word)| match word.strip_prefix("timed")? {
+        "" => Some(TRIAL_SECONDS),
+        rest => rest.strip_prefix('-')?.parse().ok(),
+    });
+    let Some(seconds) = seconds else { return unknown_path(request).await };
+    if !(1..=TRIAL_SECONDS_MAX).contains(&seconds) {
+        let message = format!("expected 1 to {TRIAL_SECONDS_MAX} seconds, got {seconds}");
+        return refusal::<MindIe>(&Fault::field("timed", message));
+    }
+    let mut ticket = match service.ticket("trial") {
+        Ok(ticket) => ticket,
+        Err(fault) => return refusal::<MindIe>(&fault),
+    };
+    let mut generation = Generation::new(Prompt::Text(TRIAL.to_owned()), FieldNames::PLAIN);
+    generation.max_tokens = MaxTokens::Clamp(1);
+    generation.timeout = Some(Duration::from_secs(seconds));
+    let model = service.served.borrow().models.first().map(|model| model.description.name.clone());
+    generation.model = model;
+    let outcome = async { service.start(vec![generation], &mut ticket).await?.whole().await }.await;
+    let status = match outcome {
+        Ok(_) => StatusCode::OK,
+        Err(fault) => {
+            tracing::warn!(%fault, seconds, "trial failed");
+            let late = fault.reason() == Reason::Deadline;
+            if late { StatusCode::REQUEST_TIMEOUT } else { StatusCode::SERVICE_UNAVAILABLE }
+        }
+    };
+    ticket.ended(status.as_u16());
+    status.into_response()
+}
