@@ -77,12 +77,16 @@ pub struct Refused {
 
 /// What the front makes of the body, and of the script as its answer.
 pub fn take(front: Front, body: &[u8], script: &Script) -> Result<Taken, Refused> {
+    let config = &Config::default();
     match front {
         Front::Triton { stream, recompute } => {
             let model = &script.model.description.name;
-            answered::<MindIe, _>(|| triton::parse(Envelope { model, stream, recompute }, body), script)
+            answered::<MindIe, _>(
+                || triton::parse(config, Envelope { model, stream, recompute }, body),
+                script,
+            )
         }
-        Front::Vllm => answered::<MindIe, _>(|| vllm::parse(&Config::default(), body), script),
+        Front::Vllm => answered::<MindIe, _>(|| vllm::parse(config, body), script),
         Front::Chat => answered::<OpenAi, _>(|| openai::parse_chat(body), script),
     }
 }

@@ -143,7 +143,7 @@ fn status(fault: Fault) -> Status {
 }
 
 /// The request's name and the domain request.
-fn parse(wire: GenerateRequest) -> Result<(String, Request), Fault> {
+pub(crate) fn parse(wire: GenerateRequest) -> Result<(String, Request), Fault> {
     if let Some(id) = &wire.id {
         check_id(id, "id")?;
     }

@@ -16,7 +16,7 @@ mod config;
 mod dialect;
 pub mod domain;
 mod fault;
-#[cfg(feature = "fuzzing")]
+#[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]
 pub mod fuzzing;
 mod grpc;

@@ -3,20 +3,22 @@
 use anyhow::Result;
 
 use crate::model;
-use crate::process::{command, run as run_to_end};
+use crate::process::{command, run as run_to_end, target};
 
 /// A benchmark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Name {
     /// Prefill and decode rates of the CPU backend on the default model, by threads
     Engine,
+    /// CPU and memory that a gateway spends on requests and streams, beside a bare server of the same events
+    Gateway,
 }
 
 /// Runs the benchmark and prints its figures.
 pub(crate) fn run(name: Name) -> Result<()> {
-    let model = model::fetch(model::Name::Smollm2)?;
     match name {
         Name::Engine => {
+            let model = model::fetch(model::Name::Smollm2)?;
             let cores = std::thread::available_parallelism()?.get();
             for threads in [1, cores] {
                 println!("── {threads} of {cores} cores");
@@ -27,6 +29,13 @@ pub(crate) fn run(name: Name) -> Result<()> {
                 run_to_end(speed)?;
             }
             Ok(())
+        }
+        Name::Gateway => {
+            run_to_end(command("cargo", &["build", "--release", "--locked", "--package", "baton"]))?;
+            let example = ["run", "--release", "--locked", "--package", "gateway", "--example", "cost", "--"];
+            let mut cost = command("cargo", &example);
+            cost.arg(target().join("release/baton"));
+            run_to_end(cost)
         }
     }
 }

@@ -12,7 +12,7 @@ use crate::{json, model, pieces, streams};
 /// Longest refusal, bytes: it may show what came, and never all of it.
 const REFUSAL_BYTES_MAX: usize = 2048;
 
-const TRITON: [&str; 20] = [
+const TRITON: [&str; 40] = [
     "id",
     "text_input",
     "parameters",
@@ -32,10 +32,30 @@ const TRITON: [&str; 20] = [
     "parameters.firstTokenCost",
     "parameters.decodeTime",
     "parameters.stop",
+    "parameters.accumulate_tokens",
+    "parameters.bad_words",
+    "parameters.frequency_penalty",
+    "parameters.ignore_eos",
+    "parameters.include_stop_str_in_output",
+    "parameters.max_tokens",
+    "parameters.min_length",
+    "parameters.min_tokens",
+    "parameters.presence_penalty",
+    "parameters.random_seed",
+    "parameters.stop_token_ids",
+    "parameters.stop_words",
+    "stream",
+    "max_tokens",
+    "temperature",
+    "stop_words",
+    "bad_words",
+    "top_k",
+    "random_seed",
+    "max_new_tokens",
     "unknown",
 ];
 
-const VLLM: [&str; 20] = [
+const VLLM: [&str; 43] = [
     "prompt",
     "max_tokens",
     "repetition_penalty",
@@ -55,6 +75,29 @@ const VLLM: [&str; 20] = [
     "best_of",
     "n",
     "min_p",
+    "allowed_token_ids",
+    "bad_words",
+    "detokenize",
+    "guided_json",
+    "guided_json_object",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+    "guided_decoding_backend",
+    "guided_whitespace_pattern",
+    "structured_outputs",
+    "structured_outputs.json",
+    "structured_outputs.regex",
+    "structured_outputs.choice",
+    "guided_decoding",
+    "logit_bias",
+    "logit_bias.7",
+    "logprobs",
+    "min_tokens",
+    "priority",
+    "prompt_logprobs",
+    "spaces_between_special_tokens",
+    "truncate_prompt_tokens",
     "unknown",
 ];
 
