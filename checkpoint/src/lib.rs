@@ -3,7 +3,8 @@
 //! [`Checkpoint::open`] maps a file and checks every length and offset of its header; nothing after that can
 //! read outside the map. From there two kinds of reader part ways. An engine takes [`Checkpoint::config`] and
 //! each [`Checkpoint::tensor`]. A gateway takes [`Checkpoint::bundle`], which holds all that is about text, can
-//! travel as bytes, and opens into a [`Text`] without the model file.
+//! travel as bytes, and opens into a [`Text`] without the model file. Both take the vocabulary of a [`grammar`] from
+//! it, which says what the model's outputs must look like.
 //!
 //! A file is not trusted: a hostile or cut one gives an [`Error`] that names the part at fault, and no length is
 //! believed, for reading or for allocating, before it was held against the bytes that remain.
@@ -13,6 +14,7 @@ mod config;
 mod error;
 mod fingerprint;
 mod gguf;
+pub mod grammar;
 mod map;
 pub mod quant;
 mod tensor;

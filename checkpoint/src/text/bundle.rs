@@ -6,6 +6,7 @@ use std::sync::Arc;
 use proto::{Digest, TokenId};
 use serde::{Deserialize, Serialize};
 
+use super::vocabulary::Vocabulary;
 use super::{Text, metadata};
 use crate::gguf::Metadata;
 use crate::{Error, fingerprint};
@@ -155,6 +156,11 @@ impl TokenizerBundle {
     /// Token ids are below this.
     pub fn vocab_size(&self) -> usize {
         self.0.tokens.len()
+    }
+
+    /// The bytes of every token.
+    pub(crate) fn vocabulary(&self) -> Vocabulary {
+        Vocabulary::new(&self.0)
     }
 
     /// Builds the tokenizer and compiles the chat template; tens to hundreds of milliseconds.

@@ -6,7 +6,7 @@ use super::VISIBLE_SPACE;
 use super::bundle::{Algorithm, Content, TokenKind, byte_of};
 
 /// Token bytes by id, in one run.
-pub(super) struct Vocabulary {
+pub(crate) struct Vocabulary {
     bytes: Vec<u8>,
     /// Where each token ends in `bytes`; it starts where the one before ends.
     ends: Vec<usize>,
@@ -36,18 +36,18 @@ impl Vocabulary {
         Self { bytes, ends, special }
     }
 
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.ends.len()
     }
 
-    pub(super) fn bytes(&self, id: TokenId) -> Option<&[u8]> {
+    pub(crate) fn bytes(&self, id: TokenId) -> Option<&[u8]> {
         let id = id as usize;
         let end = *self.ends.get(id)?;
         let start = id.checked_sub(1).map_or(0, |before| self.ends[before]);
         Some(&self.bytes[start..end])
     }
 
-    pub(super) fn is_special(&self, id: TokenId) -> bool {
+    pub(crate) fn is_special(&self, id: TokenId) -> bool {
         self.special.get(id as usize).copied().unwrap_or(false)
     }
 
