@@ -41,6 +41,9 @@ pub enum Fault {
     /// The body is compressed, or coded in some other way.
     #[error("content-encoding: only identity is taken, got {0:?}")]
     Encoding(String),
+    /// The request names no key, or one that is not known.
+    #[error("{0}")]
+    Unauthorized(&'static str),
     /// No route has this path.
     #[error("no such path: {0}")]
     Path(String),
@@ -88,7 +91,7 @@ impl Fault {
         match self {
             Self::Field { .. } | Self::Context { .. } | Self::Body(_) => Reason::InvalidArgument,
             Self::BodyTooLarge { .. } | Self::Encoding(_) => Reason::InvalidArgument,
-            Self::Path(_) | Self::Method { .. } => Reason::InvalidArgument,
+            Self::Unauthorized(_) | Self::Path(_) | Self::Method { .. } => Reason::InvalidArgument,
             Self::BodyTimeout { .. } => Reason::Deadline,
             Self::Model(_) | Self::Request(_) => Reason::ModelNotFound,
             Self::Busy { .. } => Reason::QueueFull,

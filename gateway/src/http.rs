@@ -5,13 +5,13 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
 use axum::Router;
-use axum::body::{Body, Bytes, HttpBody};
-use axum::extract::rejection::{BytesRejection, FailedToBufferBody, PathRejection};
-use axum::extract::{DefaultBodyLimit, FromRequest, Path, Request, State};
+use axum::body::{Body, Bytes};
+use axum::extract::rejection::PathRejection;
+use axum::extract::{DefaultBodyLimit, Path, Request, State};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use futures::FutureExt;
-use http::header::{CACHE_CONTROL, CONTENT_ENCODING, CONTENT_TYPE, RETRY_AFTER};
+use http::header::{CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use serde::Deserialize;
 use tower_http::catch_panic::CatchPanicLayer;
@@ -22,6 +22,8 @@ use crate::dialect::openai::{self, OpenAi};
 use crate::dialect::triton::{self, Envelope};
 use crate::dialect::{Call, Events, Family, Writer, vllm};
 use crate::fault::Fault;
+use crate::front::body::parsed;
+pub(crate) use crate::front::body::read as read_body;
 use crate::manage;
 use crate::service::{Service, Ticket};
 
@@ -32,9 +34,6 @@ const IS_RECOMPUTE: HeaderName = HeaderName::from_static("is-recompute");
 
 /// Tells OpenAI's clients whether to try again.
 const SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
-
-/// Most characters of a header that a fault shows.
-const SHOWN_CHARS_MAX: usize = 40;
 
 type Shared = State<Arc<Service>>;
 
@@ -117,7 +116,7 @@ async fn triton_call(
         .headers()
         .get(IS_RECOMPUTE)
         .is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"true"));
-    serve::<MindIe, _>(&service, "triton", request, |service, body| {
+    serve::<MindIe, _>(&service, "triton", request, move |service, body| {
         // An unknown model comes before a fault of the body.
         service.model(Some(&model), "model")?;
         triton::parse(&service.config, Envelope { model: &model, stream, recompute }, body)
@@ -158,7 +157,7 @@ async fn serve<F: Family, W: Writer>(
     service: &Arc<Service>,
     dialect: &'static str,
     request: Request,
-    parse: impl FnOnce(&Service, &[u8]) -> Result<Call<W>, Fault>,
+    parse: impl FnOnce(&Service, &[u8]) -> Result<Call<W>, Fault> + Send + 'static,
 ) -> Response {
     let mut ticket = match service.ticket(dialect) {
         Ok(ticket) => ticket,
@@ -191,47 +190,18 @@ async fn answer<F: Family, W: Writer>(
     service: &Arc<Service>,
     ticket: &mut Ticket,
     request: Request,
-    parse: impl FnOnce(&Service, &[u8]) -> Result<Call<W>, Fault>,
+    parse: impl FnOnce(&Service, &[u8]) -> Result<Call<W>, Fault> + Send + 'static,
 ) -> Result<Out<W>, Fault> {
     let body = read_body(service, request).await?;
-    let Call { requests, mut writer, stream } = parse(service, &body)?;
-    drop(body);
+    let parsing = service.clone();
+    let parsed = parsed(&service.tasks, body, move |body| parse(&parsing, body)).await;
+    let Call { requests, mut writer, stream } = parsed?;
     let mut answers = service.start(requests, ticket).await?;
     if stream {
         return Ok(Out::Stream(Box::new(answers), writer));
     }
     let wholes = answers.whole().await?;
     Ok(Out::Whole(writer.whole(answers.started(), &wholes)))
-}
-
-/// The whole body. What its headers already rule out is refused before any of it is read.
-pub(crate) async fn read_body(service: &Service, request: Request) -> Result<Bytes, Fault> {
-    let config = &service.config;
-    let too_large = Fault::BodyTooLarge { limit: config.body_bytes_max };
-    check_encoding(request.headers())?;
-    if request.body().size_hint().lower() > config.body_bytes_max as u64 {
-        return Err(too_large);
-    }
-    let limit = config.body_timeout.min(config.timeout);
-    match tokio::time::timeout(limit, Bytes::from_request(request, &())).await {
-        Ok(body) => body.map_err(|rejection| match rejection {
-            BytesRejection::FailedToBufferBody(FailedToBufferBody::LengthLimitError(_)) => too_large,
-            other => Fault::Body(other.body_text()),
-        }),
-        Err(_) => Err(Fault::BodyTimeout { limit }),
-    }
-}
-
-/// Checks that the body is not coded.
-fn check_encoding(headers: &HeaderMap) -> Result<(), Fault> {
-    for value in headers.get_all(CONTENT_ENCODING) {
-        let text = String::from_utf8_lossy(value.as_bytes());
-        let mut codings = text.split(',').map(str::trim).filter(|coding| !coding.is_empty());
-        if let Some(coding) = codings.find(|coding| !coding.eq_ignore_ascii_case("identity")) {
-            return Err(Fault::Encoding(coding.chars().take(SHOWN_CHARS_MAX).collect()));
-        }
-    }
-    Ok(())
 }
 
 /// Sends an answer piece by piece. Each event is a chunk of its own, so that clients that take a chunk for an event
@@ -309,6 +279,9 @@ pub(crate) fn refusal<F: Family>(fault: &Fault) -> Response {
         StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => {
             headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
         }
+        StatusCode::UNAUTHORIZED => {
+            headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
         // OpenAI's clients repeat a request that timed out, which would only time out again.
         StatusCode::REQUEST_TIMEOUT => {
             headers.insert(SHOULD_RETRY, HeaderValue::from_static("false"));
@@ -319,7 +292,7 @@ pub(crate) fn refusal<F: Family>(fault: &Fault) -> Response {
 }
 
 /// A refusal by the path's family.
-fn refusal_at(path: &str, fault: &Fault) -> Response {
+pub(crate) fn refusal_at(path: &str, fault: &Fault) -> Response {
     if path == "/v1" || path.starts_with("/v1/") {
         refusal::<OpenAi>(fault)
     } else {

@@ -16,6 +16,7 @@ mod config;
 mod dialect;
 pub mod domain;
 mod fault;
+mod front;
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]
 pub mod fuzzing;
@@ -37,13 +38,12 @@ mod bundle;
 
 use std::sync::{Arc, Mutex};
 
-use node::{Context, Error, Listener, Services, Serving, Shutdown, serve_grpc, serve_http};
-use proto::wire::generation_service_server::GenerationServiceServer;
+use node::{Context, Error, Listener, Serving, Shutdown, serve_public_grpc, serve_public_http};
 use tokio::sync::{Notify, Semaphore, watch};
 
 pub use crate::config::{ApiKeys, Config, Delimiter, Dialect, ReasoningParser, ToolParser};
-use crate::grpc::Generations;
-use crate::models::Models;
+use crate::front::Front;
+use crate::models::{Models, Served};
 use crate::queue::Queue;
 use crate::ready::Readiness;
 use crate::route::Routers;
@@ -67,6 +67,7 @@ pub async fn run(config: Config, context: Context) -> Result<(), Error> {
 pub async fn bind(config: Config, context: Context) -> Result<Gateway, Error> {
     config.validate()?;
     let grpc_listen = Listener::parse("--grpc-listen", &config.grpc_listen)?;
+    let (front, public) = (Front::read(&config)?, front::public(&config)?);
     let routers = Arc::new(Routers::new(context.network.clone(), context.members.clone(), context.clock));
     let models = Models::new(routers.clone(), context.tasks.clone());
     let doubt = Arc::new(Notify::new());
@@ -85,7 +86,7 @@ pub async fn bind(config: Config, context: Context) -> Result<Gateway, Error> {
         tasks: context.tasks.clone(),
         routers,
         served: models.served(),
-        ready: ready_now,
+        ready: ready_now.clone(),
         doubt,
         house: Arc::new(Semaphore::new(in_house)),
         queue: Arc::new(Queue::new(config.requests_max, config.queue_max())),
@@ -94,13 +95,16 @@ pub async fn bind(config: Config, context: Context) -> Result<Gateway, Error> {
         config,
     });
 
-    let generations = GenerationServiceServer::new(Generations { service: service.clone() });
-    let grpc = serve_grpc(&grpc_listen, Services::new().add(node::limits!(generations)), &context).await?;
-    let http = serve_http(&service.config.listen, crate::http::routes(service.clone()), &context).await?;
+    let services = front::services(&service);
+    let grpc =
+        serve_public_grpc(&grpc_listen, services, &public, |calls| front.grpc(calls), &context).await?;
+    grpc.follow(ready_now.clone(), &context);
+    let routes = front.http(crate::http::routes(service.clone()));
+    let http = serve_public_http(&service.config.listen, routes, &public, &context).await?;
     let models_every = service.config.models_every;
     drop(context.tasks.spawn("models", until_draining(context.shutdown.clone(), models.keep(models_every))));
     drop(context.tasks.spawn("readiness", until_draining(context.shutdown.clone(), readiness.keep())));
-    Ok(Gateway { http, grpc })
+    Ok(Gateway { http, grpc, status: Status { ready: ready_now, served: service.served.clone() } })
 }
 
 /// What serves new requests only: it need not go on, nor complain, once none are taken.
@@ -116,6 +120,26 @@ async fn until_draining(shutdown: Shutdown, task: impl Future<Output = ()>) {
 pub struct Gateway {
     http: Serving,
     grpc: Serving,
+    status: Status,
+}
+
+/// What a gateway knows of itself, for its own process: no key, certificate or port stands between.
+#[derive(Clone, Debug)]
+pub struct Status {
+    ready: watch::Receiver<bool>,
+    served: watch::Receiver<Served>,
+}
+
+impl Status {
+    /// Returns true once a request would be served, and false when that will never be: the gateway has ended.
+    pub async fn ready(&self) -> bool {
+        self.ready.clone().wait_for(|ready| *ready).await.is_ok()
+    }
+
+    /// The public names of what is served.
+    pub fn models(&self) -> Vec<String> {
+        self.served.borrow().models.iter().map(|model| model.description.name.clone()).collect()
+    }
 }
 
 impl Gateway {
@@ -127,6 +151,11 @@ impl Gateway {
     /// Where it serves gRPC: `host:port` or `local:NAME`.
     pub fn grpc_address(&self) -> &str {
         &self.grpc.address
+    }
+
+    /// What it knows of itself.
+    pub fn status(&self) -> Status {
+        self.status.clone()
     }
 
     /// Returns when the shutdown has ended it.

@@ -1,5 +1,9 @@
 //! The standard gRPC health and reflection services, which every server has.
 
+use std::collections::HashSet;
+
+use prost::Message;
+use prost_types::FileDescriptorSet;
 use proto::Reason;
 use tonic::service::Routes;
 use tonic_health::ServingStatus;
@@ -21,12 +25,13 @@ impl Health {
         services: Vec<&'static str>,
     ) -> Result<(Self, Routes), Error> {
         let (reporter, server) = tonic_health::server::health_reporter();
+        let files = files_of(&services)?;
         let health = Self { reporter, services };
         health.set(true).await;
         let routes = routes
             .add_service(server)
-            .add_service(reflection().build_v1().map_err(broken)?)
-            .add_service(reflection().build_v1alpha().map_err(broken)?);
+            .add_service(reflection(files.clone()).build_v1().map_err(broken)?)
+            .add_service(reflection(files).build_v1alpha().map_err(broken)?);
         Ok((health, routes))
     }
 
@@ -45,10 +50,38 @@ impl Health {
     }
 }
 
-fn reflection() -> tonic_reflection::server::Builder<'static> {
+fn reflection(files: FileDescriptorSet) -> tonic_reflection::server::Builder<'static> {
     tonic_reflection::server::Builder::configure()
-        .register_encoded_file_descriptor_set(proto::wire::DESCRIPTORS)
+        .register_file_descriptor_set(files)
         .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+}
+
+/// The files that define these services, and those that they import: what a server tells of itself says nothing of
+/// services that it does not have.
+fn files_of(services: &[&str]) -> Result<FileDescriptorSet, Error> {
+    let all = FileDescriptorSet::decode(proto::wire::DESCRIPTORS).map_err(|error| broken(error.into()))?;
+    let full_name = |package: &str, name: &str| {
+        if package.is_empty() { name.to_owned() } else { format!("{package}.{name}") }
+    };
+    let mut wanted: Vec<&str> = all
+        .file
+        .iter()
+        .filter(|file| {
+            let mut names = file.service.iter().map(|service| full_name(file.package(), service.name()));
+            names.any(|name| services.contains(&name.as_str()))
+        })
+        .map(|file| file.name())
+        .collect();
+    let mut found = HashSet::new();
+    while let Some(name) = wanted.pop() {
+        if let Some(file) = all.file.iter().find(|file| file.name() == name)
+            && found.insert(name)
+        {
+            wanted.extend(file.dependency.iter().map(String::as_str));
+        }
+    }
+    let files = all.file.iter().filter(|file| found.contains(file.name())).cloned().collect();
+    Ok(FileDescriptorSet { file: files })
 }
 
 fn broken(error: tonic_reflection::server::Error) -> Error {

@@ -18,6 +18,7 @@ pub mod discovery;
 mod error;
 mod fail_point;
 mod health;
+mod inbound;
 mod listen;
 pub mod metrics;
 mod network;
@@ -26,6 +27,7 @@ mod serve;
 mod shutdown;
 mod tasks;
 pub mod telemetry;
+mod tls;
 
 pub use address::Listener;
 pub use clock::Clock;
@@ -34,11 +36,14 @@ pub use deadline::set_time_left;
 pub use discovery::{DiscoverySource, Member};
 pub use error::Error;
 pub use fail_point::{arm_fail_points, fail_point, fail_point_blocking};
+pub use inbound::Stalled;
+pub use listen::Public;
 pub use network::{Channel, Network, NetworkConfig, Registration};
 pub use process::Process;
-pub use serve::{Services, Serving, serve_grpc, serve_http};
+pub use serve::{Services, Serving, serve_grpc, serve_http, serve_public_grpc, serve_public_http};
 pub use shutdown::{Busy, Shutdown};
 pub use tasks::{TaskGuard, TaskHandle, Tasks};
+pub use tls::{Tls, TlsFiles};
 
 /// Most bytes of one gRPC message, in either direction. A KV block of a large model is a few MiB, and tonic's own
 /// default of 4 MiB would refuse it; every generated client and server is wrapped in [`limits!`].

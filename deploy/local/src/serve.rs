@@ -3,17 +3,10 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
-use node::{Channel, Context, Error, Member, Process, Shutdown};
-use proto::wire::ListServedModelsRequest;
-use proto::wire::generation_service_client::GenerationServiceClient;
+use node::{Context, Error, Member, Process, Shutdown};
 use proto::{Reason, Role};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
 
 use crate::options::ServeConfig;
-
-/// Pause between two looks at whether the gateway is ready.
-const READY_POLL: Duration = Duration::from_millis(50);
 
 /// All services of one process, serving. Dropping it stops them.
 #[derive(Debug)]
@@ -24,6 +17,7 @@ pub struct Running {
     pub grpc: SocketAddr,
     /// Where metrics are served.
     pub metrics: SocketAddr,
+    status: gateway::Status,
     context: Context,
     process: Process,
 }
@@ -45,6 +39,7 @@ pub async fn start(config: ServeConfig) -> Result<Running, Error> {
     };
     let gateway = gateway::bind(front, context.named("gateway")).await?;
     let (http, grpc) = (socket(gateway.http_address())?, socket(gateway.grpc_address())?);
+    let status = gateway.status();
     process.run("gateway", async move {
         gateway.finished().await;
         Ok(())
@@ -55,7 +50,7 @@ pub async fn start(config: ServeConfig) -> Result<Running, Error> {
     let router = router::Config { listen: local("router", 0), ..config.router.clone() };
     process.run("router", router::run(router, routing.named("router")));
     run_workers(&config, &routing.downstream(), &mut process);
-    Ok(Running { http, grpc, metrics: socket(&metrics.address)?, context, process })
+    Ok(Running { http, grpc, metrics: socket(&metrics.address)?, status, context, process })
 }
 
 fn run_workers(config: &ServeConfig, context: &Context, process: &mut Process) {
@@ -107,15 +102,13 @@ impl Running {
 
     /// The process, for waiting without giving up the rest.
     pub(crate) fn split(self) -> (Front, Process) {
-        (
-            Front { http: self.http, grpc: self.grpc, metrics: self.metrics, context: self.context },
-            self.process,
-        )
+        let Self { http, grpc, metrics, status, context, process } = self;
+        (Front { http, grpc, metrics, status, context }, process)
     }
 
     /// Waits until a request would be served. Returns early, with false, when the process is told to end.
     pub async fn ready(&self) -> bool {
-        ready(self.http, &self.context.shutdown).await
+        ready(&self.status, &self.context.shutdown).await
     }
 
     /// Waits until every service has ended after a drain, and stops what is left after `grace`.
@@ -132,44 +125,27 @@ pub(crate) struct Front {
     pub(crate) http: SocketAddr,
     pub(crate) grpc: SocketAddr,
     pub(crate) metrics: SocketAddr,
+    pub(crate) status: gateway::Status,
     pub(crate) context: Context,
 }
 
 impl Front {
     /// See [`Running::ready`].
     pub(crate) async fn ready(&self) -> bool {
-        ready(self.http, &self.context.shutdown).await
+        ready(&self.status, &self.context.shutdown).await
     }
 
     /// The public name of the first served model.
-    pub(crate) async fn model(&self) -> Result<Option<String>, proto::Error> {
-        let channel: Channel = self.context.network.connect(&reachable(self.grpc).to_string());
-        let mut client = node::limits!(GenerationServiceClient::new(channel));
-        let answer = client.list_served_models(ListServedModelsRequest {}).await?;
-        Ok(answer.into_inner().models.into_iter().next())
+    pub(crate) fn model(&self) -> Option<String> {
+        self.status.models().into_iter().next()
     }
 }
 
-async fn ready(http: SocketAddr, shutdown: &Shutdown) -> bool {
-    let until_ready = async {
-        while !is_ready(reachable(http)).await.unwrap_or(false) {
-            tokio::time::sleep(READY_POLL).await;
-        }
-    };
+async fn ready(status: &gateway::Status, shutdown: &Shutdown) -> bool {
     tokio::select! {
-        () = until_ready => true,
+        ready = status.ready() => ready,
         () = shutdown.draining() => false,
     }
-}
-
-/// Asks as any load balancer would.
-async fn is_ready(http: SocketAddr) -> std::io::Result<bool> {
-    let mut socket = TcpStream::connect(http).await?;
-    let request = format!("GET /v2/health/ready HTTP/1.1\r\nhost: {http}\r\nconnection: close\r\n\r\n");
-    socket.write_all(request.as_bytes()).await?;
-    let mut answer = Vec::new();
-    socket.take(4096).read_to_end(&mut answer).await?;
-    Ok(answer.starts_with(b"HTTP/1.1 200"))
 }
 
 /// The address under which this machine reaches a listener that may listen on all addresses.

@@ -49,6 +49,7 @@ fn status_of(fault: &Fault) -> (StatusCode, &'static str) {
         Fault::BodyTooLarge { .. } => (StatusCode::PAYLOAD_TOO_LARGE, INPUT),
         Fault::BodyTimeout { .. } => (StatusCode::REQUEST_TIMEOUT, INPUT),
         Fault::Encoding(_) => (StatusCode::UNSUPPORTED_MEDIA_TYPE, INPUT),
+        Fault::Unauthorized(_) => (StatusCode::UNAUTHORIZED, "Unauthorized"),
         Fault::Path(_) | Fault::Model(_) | Fault::Request(_) => (StatusCode::NOT_FOUND, NOT_FOUND),
         Fault::Method { .. } => (StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed"),
         Fault::Stopped => (StatusCode::FAILED_DEPENDENCY, "Generation Error"),
