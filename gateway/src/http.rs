@@ -21,6 +21,10 @@ use crate::dialect::mindie::MindIe;
 use crate::dialect::openai::{self, OpenAi};
 use crate::dialect::triton::{self, Envelope};
 use crate::dialect::{Call, Events, Family, Writer, vllm};
+use crate::docs::{
+    self, ChatAnswer, ChatRequest, CompletionAnswer, CompletionRequest, MindIeRefusals, ModelAnswer,
+    ModelsAnswer, OpenAiRefusals, TextsAnswer, TritonAnswer, TritonRequest, VllmRequest,
+};
 use crate::fault::Fault;
 use crate::front::body::parsed;
 pub(crate) use crate::front::body::read as read_body;
@@ -35,10 +39,10 @@ const IS_RECOMPUTE: HeaderName = HeaderName::from_static("is-recompute");
 /// Tells OpenAI's clients whether to try again.
 const SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
 
-type Shared = State<Arc<Service>>;
+pub(crate) type Shared = State<Arc<Service>>;
 
 /// A word of the path, which may not be UTF-8 once decoded.
-type PathResult = Result<Path<String>, PathRejection>;
+pub(crate) type PathResult = Result<Path<String>, PathRejection>;
 
 /// All routes. Each family contains its own panics, so that even those are answered in its own words.
 pub(crate) fn routes(service: Arc<Service>) -> Router {
@@ -64,23 +68,30 @@ pub(crate) fn routes(service: Arc<Service>) -> Router {
         .layer(CatchPanicLayer::custom(panicked::<OpenAi>));
     mindie
         .merge(openai)
+        .merge(docs::routes())
         .fallback(unknown_path)
         .method_not_allowed_fallback(wrong_method)
         .layer(body_limit)
         .with_state(service)
 }
 
-async fn live() -> StatusCode {
+/// Whether the server runs.
+#[utoipa::path(get, path = "/v2/health/live", tag = "health", responses((status = 200, description = "it runs")))]
+pub(crate) async fn live() -> StatusCode {
     StatusCode::OK
 }
 
-async fn ready(State(service): Shared) -> StatusCode {
+/// Whether the server can answer.
+#[utoipa::path(get, path = "/v2/health/ready", tag = "health", responses(
+    (status = 200, description = "it can"), (status = 503, description = "it cannot")
+))]
+pub(crate) async fn ready(State(service): Shared) -> StatusCode {
     if service.is_ready() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }
 }
 
 /// A model of the path, and its version where one is named.
 #[derive(Deserialize)]
-struct ModelPath {
+pub(crate) struct ModelPath {
     model: String,
     version: Option<String>,
 }
@@ -93,13 +104,26 @@ impl ModelPath {
     }
 }
 
-type ModelPathResult = Result<Path<ModelPath>, PathRejection>;
+pub(crate) type ModelPathResult = Result<Path<ModelPath>, PathRejection>;
 
-async fn triton_generate(state: Shared, path: ModelPathResult, request: Request) -> Response {
+/// Continues a text.
+#[utoipa::path(post, path = "/v2/models/{model}/generate", tag = "Triton",
+    params(("model" = String, Path, description = "the model")), request_body = TritonRequest,
+    responses((status = 200, description = "the text", body = TritonAnswer), MindIeRefusals))]
+pub(crate) async fn triton_generate(state: Shared, path: ModelPathResult, request: Request) -> Response {
     triton_call(state, path, request, false).await
 }
 
-async fn triton_generate_stream(state: Shared, path: ModelPathResult, request: Request) -> Response {
+/// Continues a text, token by token, as server-sent events.
+#[utoipa::path(post, path = "/v2/models/{model}/generate_stream", tag = "Triton",
+    params(("model" = String, Path, description = "the model")), request_body = TritonRequest,
+    responses((status = 200, description = "an event for each token", content_type = "text/event-stream",
+        body = String), MindIeRefusals))]
+pub(crate) async fn triton_generate_stream(
+    state: Shared,
+    path: ModelPathResult,
+    request: Request,
+) -> Response {
     triton_call(state, path, request, true).await
 }
 
@@ -124,25 +148,43 @@ async fn triton_call(
     .await
 }
 
-async fn vllm_generate(State(service): Shared, request: Request) -> Response {
+/// Continues a text; in a stream each object is followed by NUL.
+#[utoipa::path(post, path = "/generate", tag = "vLLM", request_body = VllmRequest,
+    responses((status = 200, description = "the texts", content(
+        (TextsAnswer = "application/json"), (String = "text/event-stream"))), MindIeRefusals))]
+pub(crate) async fn vllm_generate(State(service): Shared, request: Request) -> Response {
     serve::<MindIe, _>(&service, "vllm", request, |service, body| vllm::parse(&service.config, body)).await
 }
 
-async fn chat_completions(State(service): Shared, request: Request) -> Response {
+/// Answers a chat.
+#[utoipa::path(post, path = "/v1/chat/completions", tag = "OpenAI", request_body = ChatRequest,
+    responses((status = 200, description = "the answer, or a stream of its chunks", content(
+        (ChatAnswer = "application/json"), (String = "text/event-stream"))), OpenAiRefusals))]
+pub(crate) async fn chat_completions(State(service): Shared, request: Request) -> Response {
     serve::<OpenAi, _>(&service, "openai", request, |_, body| openai::parse_chat(body)).await
 }
 
-async fn completions(State(service): Shared, request: Request) -> Response {
+/// Continues texts.
+#[utoipa::path(post, path = "/v1/completions", tag = "OpenAI", request_body = CompletionRequest,
+    responses((status = 200, description = "the texts, or a stream of their chunks", content(
+        (CompletionAnswer = "application/json"), (String = "text/event-stream"))), OpenAiRefusals))]
+pub(crate) async fn completions(State(service): Shared, request: Request) -> Response {
     serve::<OpenAi, _>(&service, "openai", request, |_, body| openai::parse_completion(body)).await
 }
 
-async fn list_models(State(service): Shared) -> Response {
+/// The served models.
+#[utoipa::path(get, path = "/v1/models", tag = "OpenAI",
+    responses((status = 200, description = "the models", body = ModelsAnswer), OpenAiRefusals))]
+pub(crate) async fn list_models(State(service): Shared) -> Response {
     let served = service.served.borrow().clone();
     let models = openai::models(served.models.iter().map(Arc::as_ref), service.started_at);
     ([(CONTENT_TYPE, JSON)], models).into_response()
 }
 
-async fn get_model(State(service): Shared, path: PathResult, request: Request) -> Response {
+/// A served model.
+#[utoipa::path(get, path = "/v1/models/{id}", tag = "OpenAI", params(("id" = String, Path, description = "its name")),
+    responses((status = 200, description = "the model", body = ModelAnswer), OpenAiRefusals))]
+pub(crate) async fn get_model(State(service): Shared, path: PathResult, request: Request) -> Response {
     let Ok(Path(id)) = path else { return unknown_path(request).await };
     let served = service.served.borrow().clone();
     match served.find(&id) {

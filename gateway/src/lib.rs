@@ -14,6 +14,7 @@ mod answer;
 mod answers;
 mod config;
 mod dialect;
+mod docs;
 pub mod domain;
 mod fault;
 mod front;

@@ -15,6 +15,7 @@ use serde::Serialize;
 use crate::dialect::fields::{Fields, Integers};
 use crate::dialect::json;
 use crate::dialect::mindie::{MindIe, check_id};
+use crate::docs::{MindIeRefusals, SlotsAnswer, StopRequest, StoppedAnswer};
 use crate::domain::{FieldNames, MaxTokens, Prompt, Request as Generation};
 use crate::fault::Fault;
 use crate::http::{json_body, read_body, refusal, unknown_path};
@@ -36,7 +37,10 @@ struct Stopped<'a> {
     id: &'a str,
 }
 
-/// `stopInfer`: ends the running calls of that id.
+/// Ends the running calls of that id.
+#[utoipa::path(post, path = "/v2/models/{model}/stopInfer", tag = "Triton",
+    params(("model" = String, Path, description = "the model")), request_body = StopRequest,
+    responses((status = 200, description = "it was running", body = StoppedAnswer), MindIeRefusals))]
 pub(crate) async fn stop(
     State(service): Shared,
     path: Result<Path<String>, PathRejection>,
@@ -68,7 +72,10 @@ struct Slots {
     available_tokens_length: usize,
 }
 
-/// `getSlotCount`.
+/// Free places.
+#[utoipa::path(get, path = "/v2/models/{model}/getSlotCount", tag = "Triton",
+    params(("model" = String, Path, description = "the model")),
+    responses((status = 200, description = "the places", body = SlotsAnswer), MindIeRefusals))]
 pub(crate) async fn slots(
     State(service): Shared,
     path: Result<Path<String>, PathRejection>,
@@ -96,7 +103,13 @@ async fn describe(service: &Service, address: &str) -> Option<WorkerDescription>
     answer.ok()?.ok()?.into_inner().try_into().ok()
 }
 
-/// `/health/timed` and `/health/timed-N`: whether one token comes within N seconds.
+/// Whether one token comes within N seconds: `timed-N`, or `timed` for ten.
+#[utoipa::path(get, path = "/health/{timed}", tag = "health",
+    params(("timed" = String, Path, description = "timed, or timed-N", pattern = "^timed(-[0-9]{1,3})?$")),
+    responses((status = 200, description = "it came"), (status = 408, description = "it came too late"),
+        (status = 404, description = "another word", body = crate::docs::Refusal),
+        (status = 422, description = "N is out of its range", body = crate::docs::Refusal),
+        (status = 503, description = "it did not come"), (status = 429, description = "too many requests", body = crate::docs::Refusal)))]
 pub(crate) async fn trial(
     State(service): Shared,
     path: Result<Path<String>, PathRejection>,

@@ -57,6 +57,8 @@ impl Fields {
 
     /// Any value but null.
     pub(crate) fn take(&mut self, name: &str) -> Option<Value> {
+        #[cfg(test)]
+        asked::note(&self.path(name));
         self.object.shift_remove(name).filter(|value| !value.is_null())
     }
 
@@ -198,6 +200,35 @@ fn described(range: &impl RangeBounds<f32>) -> String {
 /// A bound in digits that can be read: 0.000001, but 1e-7.
 fn bound(value: f32) -> String {
     if value != 0.0 && value.abs() < 1e-6 { format!("{value:e}") } else { value.to_string() }
+}
+
+/// Which fields are asked for: what a dialect reads, for tests.
+#[cfg(test)]
+pub(crate) mod asked {
+    use std::cell::RefCell;
+    use std::collections::BTreeSet;
+
+    thread_local! {
+        static NAMES: RefCell<BTreeSet<String>> = RefCell::default();
+    }
+
+    /// Forgets what this thread has asked for.
+    pub(crate) fn start() {
+        NAMES.with_borrow_mut(BTreeSet::clear);
+    }
+
+    pub(super) fn note(path: &str) {
+        // `parameters.x` and `x` are one field where parameters may stand in either place; others within are not top.
+        let name = path.strip_prefix("parameters.").unwrap_or(path);
+        if !name.contains(['.', '[']) {
+            NAMES.with_borrow_mut(|names| names.insert(name.to_owned()));
+        }
+    }
+
+    /// The fields of the body that were asked for since.
+    pub(crate) fn names() -> BTreeSet<String> {
+        NAMES.with_borrow(Clone::clone)
+    }
 }
 
 #[cfg(test)]

@@ -15,3 +15,5 @@ pub(crate) use chat_response::ChatWriter;
 pub(crate) use completion_request::parse as parse_completion;
 pub(crate) use error::OpenAi;
 pub(crate) use models::{model, models};
+#[cfg(test)]
+pub(crate) use parameters::WITHOUT_EFFECT;

@@ -24,7 +24,7 @@ const PRIORITY: RangeInclusive<u64> = 1..=5;
 
 /// Fields that are understood, and have no effect on an answer in text: what is kept or billed elsewhere, and how
 /// other servers compute.
-const WITHOUT_EFFECT: [&str; 25] = [
+pub(crate) const WITHOUT_EFFECT: [&str; 25] = [
     "user",
     "metadata",
     "store",

@@ -1,0 +1,76 @@
+use std::collections::BTreeSet;
+
+use serde_json::{Value, json};
+
+use super::*;
+use crate::Config;
+use crate::dialect::fields;
+use crate::dialect::{openai, triton, vllm};
+
+fn document() -> Value {
+    serde_json::from_slice(&DOCUMENT).unwrap()
+}
+
+/// What a reference stands for.
+fn resolved<'a>(document: &'a Value, schema: &'a Value) -> &'a Value {
+    match schema["$ref"].as_str() {
+        Some(path) => document.pointer(path.trim_start_matches('#')).unwrap(),
+        None => schema,
+    }
+}
+
+/// The names of a body's fields.
+fn described(document: &Value, schema: &Value) -> BTreeSet<String> {
+    let schema = resolved(document, schema);
+    let own = schema["properties"].as_object().into_iter().flat_map(|fields| fields.keys().cloned());
+    let parts = schema["allOf"].as_array().into_iter().flatten();
+    own.chain(parts.flat_map(|part| described(document, part))).collect()
+}
+
+fn of_body(document: &Value, path: &str) -> BTreeSet<String> {
+    let body = &document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"];
+    let names = described(document, body);
+    assert!(!names.is_empty(), "{path}");
+    names
+}
+
+#[test]
+fn every_field_that_is_read_is_described_and_the_other_way_round() {
+    let document = document();
+    let config = Config::default();
+    let check = |path: &str, body: Value, parse: &dyn Fn(&[u8])| {
+        fields::asked::start();
+        parse(body.to_string().as_bytes());
+        let read = fields::asked::names();
+        let described = of_body(&document, path);
+        assert_eq!(described.difference(&read).collect::<Vec<_>>(), Vec::<&String>::new(), "{path}");
+        let missing: Vec<&String> = read
+            .difference(&described)
+            .filter(|name| !openai::WITHOUT_EFFECT.contains(&name.as_str()))
+            .collect();
+        assert_eq!(missing, Vec::<&String>::new(), "{path}");
+    };
+    check("/generate", json!({"prompt": "x"}), &|body| drop(vllm::parse(&config, body).unwrap()));
+    check("/v1/completions", json!({"prompt": "x"}), &|body| drop(openai::parse_completion(body).unwrap()));
+
+    fields::asked::start();
+    let envelope = triton::Envelope { model: "m", stream: false, recompute: false };
+    drop(triton::parse(&config, envelope, br#"{"text_input":"x"}"#).unwrap());
+    let read = fields::asked::names();
+    let body = of_body(&document, "/v2/models/{model}/generate");
+    let inner = described(&document, &document["components"]["schemas"]["TritonParameters"]);
+    let both: BTreeSet<String> = body.union(&inner).cloned().collect();
+    assert_eq!(both, read);
+}
+
+#[test]
+fn the_description_names_every_status() {
+    let document = document();
+    for (path, methods) in document["paths"].as_object().unwrap() {
+        for operation in methods.as_object().unwrap().values() {
+            let statuses = operation["responses"].as_object().unwrap();
+            assert!(statuses.contains_key("200"), "{path}");
+            assert!(!statuses.contains_key("500"), "{path}");
+        }
+    }
+}
