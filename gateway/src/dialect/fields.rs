@@ -64,6 +64,8 @@ impl Fields {
 
     /// True when the field is there, and not null.
     pub(crate) fn has(&self, name: &str) -> bool {
+        #[cfg(test)]
+        asked::note(&self.path(name));
         self.object.get(name).is_some_and(|value| !value.is_null())
     }
 
