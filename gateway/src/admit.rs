@@ -39,6 +39,7 @@ pub(crate) fn admit(
     check_ids(&request.sampling.allowed_token_ids, vocab, names.allowed_token_ids)?;
     let biased: Vec<TokenId> = request.sampling.logit_bias.iter().map(|(id, _)| *id).collect();
     check_ids(&biased, vocab, names.logit_bias)?;
+    check_grammar(&request, model)?;
     let prompt_text = request.echo.then(|| match &request.prompt {
         Prompt::Text(text) if request.truncate.is_none() => text.clone(),
         _ => model.text.decode(&encoded.tokens, request.skip_special_tokens),
@@ -72,6 +73,16 @@ pub(crate) fn admit(
     };
     let model = model.clone();
     Ok(Prepared { request, model, generation, prompt_text, discard: max_tokens == 0 })
+}
+
+/// Refuses a grammar that the engines would refuse, in their words.
+fn check_grammar(request: &Request, model: &Model) -> Result<(), Fault> {
+    let Some(grammar) = &request.sampling.grammar else { return Ok(()) };
+    let fault = |message: String| Fault::field(request.names.grammar, message);
+    let Some(grammars) = &model.grammars else {
+        return Err(fault("this model's outputs cannot be held to a grammar".to_owned()));
+    };
+    grammars.compile(grammar).map(drop).map_err(|error| fault(error.to_string()))
 }
 
 /// The tokens of texts that must not appear: as the beginning of a word, and within one.
@@ -275,6 +286,7 @@ fn fit(encoded: &Encoded, asked: MaxTokens, limits: &Limits, names: &FieldNames)
 mod tests {
     use std::time::Duration;
 
+    use proto::Grammar;
     use serde_json::json;
 
     use super::*;
@@ -343,6 +355,16 @@ mod tests {
         }
         let words = admitted(&of(|r| r.bad_words = vec!["ab".into()])).unwrap().generation.sampling.bad_words;
         assert_eq!(words, [b"ab".map(u32::from).to_vec(), b" ab".map(u32::from).to_vec()]);
+    }
+
+    #[test]
+    fn a_grammar_is_compiled_before_the_answer_begins() {
+        let with = |grammar: Grammar| of(|r| r.sampling.grammar = Some(grammar));
+        assert!(admitted(&with(Grammar::Regex("a+".into()))).is_ok());
+        for grammar in [Grammar::Regex("(".into()), Grammar::JsonSchema("{\"type\":\"no\"}".into())] {
+            let fault = admitted(&with(grammar)).err().expect("a fault").to_string();
+            assert!(fault.starts_with("grammar: "), "{fault}");
+        }
     }
 
     #[test]

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use checkpoint::grammar::GrammarEnv;
 use checkpoint::{Text, TokenizerBundle};
 use node::Tasks;
 use proto::wire::worker_client::WorkerClient;
@@ -27,6 +28,8 @@ pub struct Model {
     pub text: Arc<Text>,
     /// See [`token_bytes_max`].
     pub token_bytes_max: usize,
+    /// Its vocabulary as grammars see it; `None` when it cannot carry any.
+    pub grammars: Option<Arc<GrammarEnv>>,
 }
 
 /// What is served now.
@@ -52,12 +55,34 @@ impl Served {
     }
 }
 
+/// An opened tokenizer, and what is made of it once.
+#[derive(Clone)]
+struct Opened {
+    text: Arc<Text>,
+    token_bytes_max: usize,
+    grammars: Option<Arc<GrammarEnv>>,
+}
+
+impl Opened {
+    fn new(bundle: &TokenizerBundle) -> Result<Self, checkpoint::Error> {
+        let text = bundle.open()?;
+        let grammars = match GrammarEnv::of_bundle(bundle) {
+            Ok(grammars) => Some(Arc::new(grammars)),
+            Err(error) => {
+                tracing::warn!(%error, "outputs cannot be held to grammars");
+                None
+            }
+        };
+        Ok(Self { token_bytes_max: token_bytes_max(&text), text: Arc::new(text), grammars })
+    }
+}
+
 /// Keeps [`Served`] up to date.
 pub(crate) struct Models {
     routers: Arc<Routers>,
     tasks: Tasks,
-    /// Opened tokenizers of the models that are served, each with its [`token_bytes_max`].
-    texts: HashMap<Digest, (Arc<Text>, usize)>,
+    /// Opened tokenizers of the models that are served.
+    texts: HashMap<Digest, Opened>,
     served: watch::Sender<Served>,
 }
 
@@ -107,8 +132,8 @@ impl Models {
             if models.iter().any(|model| model.description.name == description.name) {
                 continue;
             }
-            let (text, token_bytes_max) = self.text(&description, &workers).await?;
-            models.push(Arc::new(Model { description, text, token_bytes_max }));
+            let Opened { text, token_bytes_max, grammars } = self.text(&description, &workers).await?;
+            models.push(Arc::new(Model { description, text, token_bytes_max, grammars }));
         }
         self.texts.retain(|digest, _| models.iter().any(|model| model.description.tokenizer == *digest));
         self.served.send_if_modified(|served| {
@@ -142,11 +167,7 @@ impl Models {
     }
 
     /// The model's tokenizer: kept, or from the first worker that has it.
-    async fn text(
-        &mut self,
-        model: &ModelDescription,
-        workers: &[String],
-    ) -> Result<(Arc<Text>, usize), Error> {
+    async fn text(&mut self, model: &ModelDescription, workers: &[String]) -> Result<Opened, Error> {
         let digest = model.tokenizer;
         if let Some(text) = self.texts.get(&digest) {
             return Ok(text.clone());
@@ -156,13 +177,8 @@ impl Models {
             let fetched = self.fetch(worker, digest).await;
             match fetched.and_then(|bundle| check_vocabulary(model, &bundle).map(|()| bundle)) {
                 Ok(bundle) => {
-                    let open = move || {
-                        bundle.open().map(|text| {
-                            let bytes_max = token_bytes_max(&text);
-                            (Arc::new(text), bytes_max)
-                        })
-                    };
-                    let opened = self.tasks.spawn_blocking("open-tokenizer", open).await?;
+                    let opened =
+                        self.tasks.spawn_blocking("open-tokenizer", move || Opened::new(&bundle)).await?;
                     let text = opened.map_err(|error| Error::new(Reason::Internal, error.to_string()))?;
                     tracing::info!(model = model.name, worker, %digest, "tokenizer fetched");
                     self.texts.insert(digest, text.clone());

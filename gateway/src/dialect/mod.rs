@@ -93,7 +93,8 @@ pub(crate) mod tests {
         };
         let text = Arc::new(bundle.open().unwrap());
         let token_bytes_max = crate::models::token_bytes_max(&text);
-        let model = Model { description, text, token_bytes_max };
+        let grammars = checkpoint::grammar::GrammarEnv::of_bundle(&bundle).ok().map(Arc::new);
+        let model = Model { description, text, token_bytes_max, grammars };
         let prompt = vec![7; prompt_tokens].into();
         Started {
             model: Arc::new(model),
