@@ -243,7 +243,7 @@ mod tests {
     #[test]
     fn a_step_costs_what_its_tokens_do() {
         let cost = SimCost {
-            step: Duration::from_micros(1000),
+            step: Duration::from_millis(1),
             prefill_token: Duration::from_micros(10),
             decode_token: Duration::from_micros(100),
         };
