@@ -5,6 +5,7 @@
 //! on the command line.
 
 pub mod seconds;
+pub mod size;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};

@@ -3,9 +3,11 @@
 use std::time::Duration;
 
 use node::Listener;
+use node::config::size::MemorySize;
 use proto::Role;
 use serde::{Deserialize, Serialize};
 
+use crate::limits::Mode;
 use crate::load::Source;
 
 /// Every option of a worker. Where a default differs by role or by machine, the field is absent until it is set.
@@ -26,15 +28,27 @@ pub struct Config {
     /// Scheduling priority of those threads, 0 (normal) to 19 (least urgent). When absent 10 for prefill, so that
     /// a decode worker on the same cores keeps its pace, and 0 for decode.
     pub nice: Option<i32>,
-    /// KV blocks of the arena; when absent as many as [`crate::load`] finds fit for the machine.
+    /// Who the worker is for: decides `sequences_max`, `step_tokens` and the size of the KV arena where they are absent,
+    /// see [`crate::limits`].
+    pub mode: Option<Mode>,
+    /// KV blocks of the arena; when absent what `kv_tokens`, the mode or `kv_memory` say, and else as many as
+    /// [`crate::limits`] finds fit for the machine.
     pub kv_blocks: Option<usize>,
+    /// Tokens of the arena, in place of `kv_blocks`. MLC-LLM's `max_total_seq_length`.
+    pub kv_tokens: Option<usize>,
+    /// Memory for the KV of this worker; when absent a quarter of what is available, and at most 1 GiB.
+    pub kv_memory: Option<MemorySize>,
+    /// The longest sequence that is served, no longer than the model's context; the model's when absent. MLC-LLM's
+    /// `context_window_size`.
+    pub context_len: Option<usize>,
     /// Tokens per KV block.
     pub block_tokens: usize,
-    /// Most tokens of a step: what a long prefill is cut into. On the CPU a prefill gains nothing beyond some 100
-    /// tokens, and a larger step only keeps the others waiting.
-    pub step_tokens: usize,
-    /// Most sequences that run, or wait for their KV to arrive, at once.
-    pub sequences_max: usize,
+    /// Most tokens of a step: what a long prefill is cut into. When absent [`STEP_TOKENS`](crate::limits::STEP_TOKENS),
+    /// or less by the mode. MLC-LLM's `prefill_chunk_size`.
+    pub step_tokens: Option<usize>,
+    /// Most sequences that run, or wait for their KV to arrive, at once. When absent
+    /// [`SEQUENCES`](crate::limits::SEQUENCES), or less by the mode. MLC-LLM's `max_num_sequence`.
+    pub sequences_max: Option<usize>,
     /// Most sequences that wait to run.
     pub waiting_max: usize,
     /// Keep the KV of finished sequences for later ones that start with the same tokens.
@@ -68,10 +82,14 @@ impl Default for Config {
             served_name: None,
             threads: None,
             nice: None,
+            mode: None,
             kv_blocks: None,
+            kv_tokens: None,
+            kv_memory: None,
+            context_len: None,
             block_tokens: 16,
-            step_tokens: 128,
-            sequences_max: 64,
+            step_tokens: None,
+            sequences_max: None,
             waiting_max: 256,
             prefix_cache: true,
             lease_ttl_seconds: Duration::from_secs(10),
@@ -112,20 +130,30 @@ impl Config {
     /// Refuses values that no worker can run with.
     ///
     /// # Errors
-    /// An option error that names the field. The engine checks its own sizes.
-    pub(crate) fn validate(&self) -> Result<(), node::Error> {
+    /// An option error that names the field. What depends on the model is checked when it is loaded.
+    pub fn validate(&self) -> Result<(), node::Error> {
         let positive = [
-            ("calls_max", self.calls_max),
-            ("events_max", self.events_max),
-            ("fetch_window", self.fetch_window),
+            ("calls_max", Some(self.calls_max)),
+            ("events_max", Some(self.events_max)),
+            ("fetch_window", Some(self.fetch_window)),
+            ("waiting_max", Some(self.waiting_max)),
+            ("kv_blocks", self.kv_blocks),
+            ("kv_tokens", self.kv_tokens),
+            ("context_len", self.context_len),
+            ("step_tokens", self.step_tokens),
+            ("sequences_max", self.sequences_max),
         ];
-        if let Some((field, _)) = positive.into_iter().find(|&(_, value)| value == 0) {
+        if let Some((field, _)) = positive.into_iter().find(|&(_, value)| value == Some(0)) {
             return Err(node::Error::option(field, "at least 1 expected, 0 came"));
         }
         if !(1..=BLOCK_TOKENS_MAX).contains(&self.block_tokens) {
             let message =
                 format!("a number from 1 to {BLOCK_TOKENS_MAX} expected, {} came", self.block_tokens);
             return Err(node::Error::option("block_tokens", message));
+        }
+        if let (Some(blocks), Some(tokens)) = (self.kv_blocks, self.kv_tokens) {
+            let message = format!("expected no kv_tokens beside kv_blocks {blocks}, {tokens} came");
+            return Err(node::Error::option("kv_tokens", message));
         }
         if self.threads == Some(0) {
             return Err(node::Error::option("threads", "at least 1 expected, 0 came"));
@@ -165,6 +193,9 @@ mod tests {
         assert!(fault(|c| c.nice = Some(20)).starts_with("nice: "));
         assert!(fault(|c| c.block_tokens = 0).starts_with("block_tokens: "));
         assert!(fault(|c| c.threads = Some(0)).starts_with("threads: "));
+        assert!(fault(|c| c.sequences_max = Some(0)).starts_with("sequences_max: "));
+        assert!(fault(|c| c.context_len = Some(0)).starts_with("context_len: "));
+        assert!(fault(|c| (c.kv_blocks, c.kv_tokens) = (Some(1), Some(1))).starts_with("kv_tokens: "));
         assert!(
             fault(|c| c.renew_every_seconds = Duration::from_secs(6)).starts_with("renew_every_seconds: ")
         );

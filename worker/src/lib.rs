@@ -6,7 +6,7 @@
 //!
 //! Around a core stands its shell: [`shell`] runs it on the engine's thread and opens calls, and the gRPC services
 //! turn those calls into messages: [`kv_transfer`] and [`worker_service`] here, `Prefill` and `Decode` in the crates
-//! of the two roles. [`load`] makes the engine ([`sim`] the one without a model), [`run`] is a worker's life from start to drain. [`fail_points`] lists
+//! of the two roles. [`load`] makes the engine ([`sim`] the one without a model) within its [`limits`], [`run`] is a worker's life from start to drain. [`fail_points`] lists
 //! where tests can stop it.
 
 mod call;
@@ -20,6 +20,7 @@ pub mod holds;
 mod inbox;
 pub mod items;
 pub mod kv_transfer;
+pub mod limits;
 pub mod load;
 mod memory;
 mod meters;

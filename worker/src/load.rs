@@ -8,13 +8,14 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use bytes::Bytes;
 use checkpoint::{Checkpoint, TokenizerBundle};
 use engine::backend::cpu::{self, Cpu, CpuOptions};
-use engine::model::Model;
+use engine::model::Model as _;
 use engine::model::decoder::Decoder;
 use engine::{Engine, EngineConfig};
 use proto::{Digest, Error, KvDtype, KvLayout, ModelDescription, Reason, Role};
 use serde::{Deserialize, Serialize};
 
 use crate::config::Config;
+use crate::limits::{Limits, Shape};
 use crate::sim::{self, Sim, TimedSim};
 use crate::{memory, shell};
 
@@ -126,23 +127,20 @@ fn load_gguf(config: &Config, role: Role, path: &Path) -> Result<Loaded, Error> 
         dtype: KvDtype::F16,
         block_tokens: config.block_tokens,
     };
-    let mut model = ModelDescription {
+    let limits = Limits::of(
+        config,
+        Shape { context_len: decoder.context_len(), layout, available: memory::available_bytes() },
+    )?;
+    let model = ModelDescription {
         name: served_name(config, path),
         fingerprint: file.fingerprint,
         tokenizer: file.tokenizer_digest,
-        context_len: decoder.context_len(),
+        context_len: limits.context_len,
         vocab_size: decoder.vocab_size(),
         numerics: cpu::NUMERICS.to_owned(),
     };
-    let engine = Engine::new(decoder, engine_config(config, &model, layout))?;
-    model.context_len = servable(model.context_len, &engine);
-    tracing::info!(
-        model = model.name,
-        fingerprint = %model.fingerprint,
-        context_len = model.context_len,
-        kv_blocks = engine.kv_counts().total,
-        "model loaded"
-    );
+    let engine = Engine::new(decoder, engine_config(config, &model, limits))?;
+    say_loaded(&model, limits);
     Ok(Loaded { engine: LoadedEngine::Cpu(Box::new(engine)), model, tokenizer: file.tokenizer.clone() })
 }
 
@@ -158,16 +156,20 @@ fn load_sim(config: &Config, sim: Sim) -> Result<Loaded, Error> {
         block_tokens: config.block_tokens,
     };
     let tokenizer = TokenizerBundle::simulated(shape.vocab).to_bytes();
-    let mut model = ModelDescription {
+    let limits = Limits::of(
+        config,
+        Shape { context_len: shape.context_len, layout, available: memory::available_bytes() },
+    )?;
+    let model = ModelDescription {
         name: config.served_name.clone().unwrap_or_else(|| "sim".to_owned()),
         fingerprint,
         tokenizer: sha256(&tokenizer),
-        context_len: shape.context_len,
+        context_len: limits.context_len,
         vocab_size: shape.vocab,
         numerics: "sim".to_owned(),
     };
-    let engine = Engine::new(TimedSim::new(sim), engine_config(config, &model, layout))?;
-    model.context_len = servable(model.context_len, &engine);
+    let engine = Engine::new(TimedSim::new(sim), engine_config(config, &model, limits))?;
+    say_loaded(&model, limits);
     Ok(Loaded { engine: LoadedEngine::Sim(Box::new(engine)), model, tokenizer: tokenizer.into() })
 }
 
@@ -186,41 +188,28 @@ fn served_name(config: &Config, path: &Path) -> String {
     config.served_name.clone().unwrap_or_else(stem)
 }
 
-fn engine_config(config: &Config, model: &ModelDescription, layout: KvLayout) -> EngineConfig {
-    let kv_blocks = || default_kv_blocks(layout, model.context_len, memory::available_bytes());
+fn engine_config(config: &Config, model: &ModelDescription, limits: Limits) -> EngineConfig {
     EngineConfig {
-        kv_blocks: config.kv_blocks.unwrap_or_else(kv_blocks),
+        kv_blocks: limits.kv_blocks,
         block_tokens: config.block_tokens,
-        step_tokens: config.step_tokens,
-        sequences_max: config.sequences_max,
+        step_tokens: limits.step_tokens,
+        sequences_max: limits.sequences_max,
         waiting_max: config.waiting_max,
         prefix_seed: model.fingerprint,
         prefix_cache: config.prefix_cache,
     }
 }
 
-/// The longest sequence that the worker says it serves: what outgrows its whole arena would be refused late, after all
-/// the work.
-fn servable<M: Model>(context_len: usize, engine: &Engine<M>) -> usize {
-    context_len.min(engine.kv_counts().total * engine.layout().block_tokens)
-}
-
-/// Sequences of the full context that the default arena holds, memory permitting.
-const DEFAULT_SEQUENCES: usize = 8;
-/// The default arena takes at most this part of the memory that is available...
-const MEMORY_SHARE: u64 = 4;
-/// ...and at most this many bytes.
-const KV_BYTES_MAX: u64 = 1 << 30;
-
-/// KV blocks of the default arena: enough for 8 sequences of the full context, but at most a quarter of the available
-/// memory and at most 1 GiB; at least one sequence of 512 tokens.
-fn default_kv_blocks(layout: KvLayout, context_len: usize, available: Option<u64>) -> usize {
-    let blocks_of = |tokens: usize| layout.blocks_for(tokens.max(1));
-    let wanted = DEFAULT_SEQUENCES.saturating_mul(blocks_of(context_len));
-    let bytes = available.map_or(KV_BYTES_MAX, |bytes| (bytes / MEMORY_SHARE).min(KV_BYTES_MAX));
-    let affordable = bytes / (layout.block_bytes(layout.block_tokens) as u64).max(1);
-    let least = blocks_of(context_len.min(512));
-    wanted.min(usize::try_from(affordable).unwrap_or(usize::MAX)).max(least)
+fn say_loaded(model: &ModelDescription, limits: Limits) {
+    tracing::info!(
+        model = model.name,
+        fingerprint = %model.fingerprint,
+        context_len = model.context_len,
+        kv_blocks = limits.kv_blocks,
+        sequences_max = limits.sequences_max,
+        step_tokens = limits.step_tokens,
+        "model loaded"
+    );
 }
 
 fn unreadable(path: &Path, fault: &dyn fmt::Display) -> Error {
@@ -275,21 +264,6 @@ mod tests {
             assert_eq!(source.to_string().parse(), Ok(source));
         }
         assert!("sim:1".parse::<Source>().is_err());
-    }
-
-    #[test]
-    fn the_default_arena_is_bounded_by_context_and_memory() {
-        let layout =
-            KvLayout { layers: 30, kv_heads: 3, head_dim: 64, dtype: KvDtype::F16, block_tokens: 16 };
-        let bytes = layout.block_bytes(16) as u64;
-        // A small context: eight of them.
-        assert_eq!(default_kv_blocks(layout, 100, None), 8 * 7);
-        // A large one: 1 GiB.
-        assert_eq!(default_kv_blocks(layout, 8192, None), (KV_BYTES_MAX / bytes) as usize);
-        // Little memory: a quarter of it.
-        assert_eq!(default_kv_blocks(layout, 8192, Some(400 * bytes)), 100);
-        // Hardly any: one sequence of 512 tokens all the same.
-        assert_eq!(default_kv_blocks(layout, 8192, Some(bytes)), 32);
     }
 
     #[test]

@@ -87,7 +87,7 @@ impl Cluster {
             served_name: Some(MODEL.to_owned()),
             kv_blocks: Some(256),
             // Several chunks for most prompts, so that blocks stream while later ones are computed.
-            step_tokens: 32,
+            step_tokens: Some(32),
             lease_ttl_seconds: LEASE,
             renew_every_seconds: LEASE / 5,
             drain_notice_seconds: Duration::ZERO,
