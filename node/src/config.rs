@@ -25,16 +25,29 @@ pub const ENV_PREFIX: &str = "BATON_";
 #[derive(Clone, Debug)]
 pub struct Layers {
     file: Option<File>,
+    /// What [`Layers::expand`] found in the environment.
+    environment: Dict,
+    /// What the command line said.
+    said: Dict,
     known: BTreeSet<String>,
 }
 
 impl Layers {
-    /// Reads the file, if there is one.
+    /// Reads the file, if there is one. `said` is what the command line said: fields of any configuration, each `None`
+    /// where it was not named.
     ///
     /// # Errors
     /// [`Error::File`] when it cannot be read or is no TOML.
-    pub fn read(file: Option<&Path>) -> Result<Self, Error> {
-        Ok(Self { file: file.map(File::read).transpose()?, known: BTreeSet::new() })
+    pub fn read(file: Option<&Path>, said: &impl Serialize) -> Result<Self, Error> {
+        let mut layers = Self {
+            file: file.map(File::read).transpose()?,
+            environment: Dict::new(),
+            said: Dict::new(),
+            known: BTreeSet::new(),
+        };
+        layers.said = layers.dict(said)?;
+        layers.said.retain(|_, value| !matches!(value, Value::Empty(..)));
+        Ok(layers)
     }
 
     /// Gives keys of the file a second spelling: each pair is another name and the field's own.
@@ -45,26 +58,63 @@ impl Layers {
         self.file.as_mut().map_or(Ok(()), |file| file.alias(names))
     }
 
-    /// Loads one configuration. `cli` is what the command line said: fields of `C`, each `None` where it was not named.
-    /// Of the file and the environment, only what names a field of `C` is looked at.
+    /// Lets the text of one key stand for several fields, in each layer for itself. What `expand` makes of it takes the
+    /// place of what that layer says of the same fields.
+    ///
+    /// # Errors
+    /// [`Error::Option`] that names the key as its source spells it, with what `expand` says.
+    pub fn expand(
+        &mut self,
+        key: &'static str,
+        mut expand: impl FnMut(&str) -> Result<toml::Table, String>,
+    ) -> Result<(), Error> {
+        self.known.insert(key.to_owned());
+        if let Some(file) = &mut self.file
+            && let Some(value) = file.table.remove(key)
+        {
+            let option = || format!("{key} in {}", file.path.display());
+            let text = value
+                .as_str()
+                .ok_or_else(|| Error::option(option(), format!("expected text, got {value}")))?;
+            let fields = expand(text).map_err(|message| Error::option(option(), message))?;
+            file.table.extend(fields);
+        }
+        let name = key.to_uppercase();
+        if let Some(text) = env(&name) {
+            let fields =
+                expand(&text).map_err(|message| Error::option(format!("{ENV_PREFIX}{name}"), message))?;
+            let fields = self.dict(&fields)?;
+            self.environment.extend(fields);
+        }
+        if let Some(value) = self.said.remove(key) {
+            let text = value.as_str().unwrap_or_default();
+            let fields = expand(text)
+                .map_err(|message| Error::option(format!("--{}", key.replace('_', "-")), message))?;
+            let fields = self.dict(&fields)?;
+            self.said.extend(fields);
+        }
+        Ok(())
+    }
+
+    /// Loads one configuration. Of the layers, only what names a field of `C` is looked at.
     ///
     /// # Errors
     /// [`Error::Option`] that names the option as its source spells it, and says what was expected.
-    pub fn load<C>(&mut self, cli: &impl Serialize) -> Result<C, Error>
+    pub fn load<C>(&mut self) -> Result<C, Error>
     where
         C: Serialize + DeserializeOwned + Default,
     {
-        let defaults = Serialized::defaults(C::default());
-        let data = defaults.data().map_err(|error| self.option_error(&error))?;
-        let fields: Vec<String> = data.into_values().flat_map(Map::into_keys).collect();
+        let defaults = self.dict(&C::default())?;
+        let fields: Vec<String> = defaults.into_keys().collect();
         let names: Vec<&str> = fields.iter().map(String::as_str).collect();
-        let mut figment = Figment::from(defaults);
+        let mut figment = Figment::from(Serialized::defaults(C::default()));
         if let Some(file) = &self.file {
             figment = figment.merge(file.only(&names));
         }
         let config = figment
             .merge(Env::prefixed(ENV_PREFIX).only(&names))
-            .merge(Said(cli))
+            .merge(Part::of("environment", &self.environment, &names))
+            .merge(Part::of("command line", &self.said, &names))
             .extract()
             .map_err(|error| self.option_error(&error))?;
         self.known.extend(fields);
@@ -77,8 +127,8 @@ impl Layers {
         let metadata = error.metadata.as_ref();
         let option = match metadata.map(|metadata| (&metadata.source, metadata.name.as_ref())) {
             Some((Some(Source::File(path)), _)) => {
-                let written = self.file.as_ref().and_then(|file| file.written.get(field.as_str()));
-                format!("{} in {}", written.copied().unwrap_or(&field), path.display())
+                let written = self.file.as_ref().map_or(field.as_str(), |file| file.written(&field));
+                format!("{written} in {}", path.display())
             }
             Some((_, name)) if name.contains("environment") => {
                 format!("{ENV_PREFIX}{}", field.to_uppercase())
@@ -86,6 +136,11 @@ impl Layers {
             _ => format!("--{}", field.replace('_', "-")),
         };
         Error::option(option, error.kind.to_string())
+    }
+
+    fn dict(&self, fields: &impl Serialize) -> Result<Dict, Error> {
+        let data = Serialized::defaults(fields).data().map_err(|error| self.option_error(&error))?;
+        Ok(data.into_values().flatten().collect())
     }
 
     /// Called after everything was loaded: refuses a file with a key that no configuration has.
@@ -97,6 +152,7 @@ impl Layers {
         match file.table.keys().find(|key| !self.known.contains(*key)) {
             None => Ok(()),
             Some(unknown) => {
+                let unknown = file.written(unknown);
                 let known: Vec<_> = self.known.into_iter().collect();
                 let message = format!("unknown option {unknown:?}, expected one of {}", known.join(", "));
                 Err(Error::File { path: file.path, message })
@@ -128,6 +184,11 @@ impl File {
             fault(format!("line {line}: {}", error.message()))
         })?;
         Ok(Self { path: path.to_owned(), table, written: BTreeMap::new() })
+    }
+
+    /// The name that the file has for a field.
+    fn written<'a>(&self, field: &'a str) -> &'a str {
+        self.written.get(field).copied().unwrap_or(field)
     }
 
     fn alias(&mut self, names: &[(&'static str, &'static str)]) -> Result<(), Error> {
@@ -164,20 +225,26 @@ impl Provider for File {
     }
 }
 
-/// The command line, without what it did not say.
-struct Said<'a, T>(&'a T);
+/// Those fields of a layer that one configuration has.
+struct Part {
+    layer: &'static str,
+    fields: Dict,
+}
 
-impl<T: Serialize> Provider for Said<'_, T> {
+impl Part {
+    fn of(layer: &'static str, fields: &Dict, names: &[&str]) -> Self {
+        let fields = fields.iter().filter(|(name, _)| names.contains(&name.as_str()));
+        Self { layer, fields: fields.map(|(name, value)| (name.clone(), value.clone())).collect() }
+    }
+}
+
+impl Provider for Part {
     fn metadata(&self) -> Metadata {
-        Metadata::named("command line")
+        Metadata::named(self.layer)
     }
 
     fn data(&self) -> figment::Result<Map<Profile, Dict>> {
-        let mut data = Serialized::defaults(self.0).data()?;
-        for options in data.values_mut() {
-            options.retain(|_, value| !matches!(value, Value::Empty(..)));
-        }
-        Ok(data)
+        Ok(Map::from([(Profile::Default, self.fields.clone())]))
     }
 }
 
@@ -209,66 +276,117 @@ mod tests {
     #[derive(Default, Serialize)]
     struct Cli {
         port: Option<u16>,
+        both: Option<&'static str>,
+    }
+
+    fn layers_with(text: &str, cli: &Cli) -> (tempfile::NamedTempFile, Result<Layers, Error>) {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), text).unwrap();
+        let layers = Layers::read(Some(file.path()), cli);
+        (file, layers)
     }
 
     fn layers(text: &str) -> (tempfile::NamedTempFile, Result<Layers, Error>) {
-        let file = tempfile::NamedTempFile::new().unwrap();
-        std::fs::write(file.path(), text).unwrap();
-        let layers = Layers::read(Some(file.path()));
-        (file, layers)
+        layers_with(text, &Cli::default())
     }
 
     #[test]
     fn the_command_line_wins_over_the_file_and_the_file_over_defaults() {
-        let mut none = Layers::read(None).unwrap();
-        assert_eq!(none.load::<Front>(&Cli::default()).unwrap(), Front::default());
+        let mut none = Layers::read(None, &Cli::default()).unwrap();
+        assert_eq!(none.load::<Front>().unwrap(), Front::default());
 
-        let (_file, layers) = layers("port = 1\nname = 'x'\nthreads = 3");
-        let mut layers = layers.unwrap();
-        let front: Front = layers.load(&Cli::default()).unwrap();
-        assert_eq!(front, Front { port: 1, name: Some("x".into()) });
-        let front: Front = layers.load(&Cli { port: Some(2) }).unwrap();
-        assert_eq!(front, Front { port: 2, name: Some("x".into()) });
-        assert_eq!(layers.load::<Back>(&Cli::default()).unwrap(), Back { threads: Some(3) });
-        layers.finish().unwrap();
+        let text = "port = 1\nname = 'x'\nthreads = 3";
+        let mut layers_read = layers(text).1.unwrap();
+        assert_eq!(layers_read.load::<Front>().unwrap(), Front { port: 1, name: Some("x".into()) });
+        assert_eq!(layers_read.load::<Back>().unwrap(), Back { threads: Some(3) });
+        layers_read.finish().unwrap();
+
+        let mut layers_read = layers_with(text, &Cli { port: Some(2), both: None }).1.unwrap();
+        assert_eq!(layers_read.load::<Front>().unwrap(), Front { port: 2, name: Some("x".into()) });
+        assert_eq!(layers_read.load::<Back>().unwrap(), Back { threads: Some(3) });
+    }
+
+    /// `PORT/THREADS` stands for both.
+    fn both(text: &str) -> Result<toml::Table, String> {
+        let (port, threads) = text.split_once('/').ok_or_else(|| format!("expected a slash, got {text}"))?;
+        let number = |text: &str| text.parse::<i64>().map_err(|error| error.to_string());
+        let fields = [("port", number(port)?), ("threads", number(threads)?)];
+        Ok(fields.map(|(name, number)| (name.to_owned(), number.into())).into_iter().collect())
+    }
+
+    #[test]
+    fn one_key_may_stand_for_several_fields_of_its_layer() {
+        let cases = [
+            // The file's key wins over the file's field.
+            ("both = '5/6'\nport = 1", Cli::default(), (5, Some(6))),
+            // The command line's field wins over the file's key.
+            ("both = '5/6'", Cli { port: Some(9), both: None }, (9, Some(6))),
+            // The command line's key wins over the file's fields.
+            ("port = 1\nthreads = 2", Cli { port: None, both: Some("7/8") }, (7, Some(8))),
+        ];
+        for (text, cli, (port, threads)) in cases {
+            let (_file, layers_read) = layers_with(text, &cli);
+            let mut layers_read = layers_read.unwrap();
+            layers_read.expand("both", both).unwrap();
+            assert_eq!(layers_read.load::<Front>().unwrap().port, port, "{text}");
+            assert_eq!(layers_read.load::<Back>().unwrap().threads, threads, "{text}");
+            layers_read.finish().unwrap();
+        }
+        let (file, layers_read) = layers("both = '5'");
+        let error = layers_read.unwrap().expand("both", both).unwrap_err().to_string();
+        assert_eq!(error, format!("both in {}: expected a slash, got 5", file.path().display()));
+        let (file, layers_read) = layers("both = 5");
+        let error = layers_read.unwrap().expand("both", both).unwrap_err().to_string();
+        assert_eq!(error, format!("both in {}: expected text, got 5", file.path().display()));
+        let (_file, layers_read) = layers_with("", &Cli { port: None, both: Some("x") });
+        let error = layers_read.unwrap().expand("both", both).unwrap_err().to_string();
+        assert_eq!(error, "--both: expected a slash, got x");
     }
 
     #[test]
     fn a_field_of_the_file_may_have_a_second_name() {
         const NAMES: &[(&str, &str)] = &[("portNumber", "port")];
-        let (_file, layers_read) = layers("portNumber = 5");
-        let mut layers_read = layers_read.unwrap();
-        layers_read.alias(NAMES).unwrap();
-        assert_eq!(layers_read.load::<Front>(&Cli::default()).unwrap().port, 5);
+        let aliased = |text| {
+            let (file, layers_read) = layers(text);
+            let mut layers_read = layers_read.unwrap();
+            let aliased = layers_read.alias(NAMES);
+            (file, layers_read, aliased.map_err(|error| error.to_string()))
+        };
+        let (_file, mut layers_read, _) = aliased("portNumber = 5");
+        assert_eq!(layers_read.load::<Front>().unwrap().port, 5);
         layers_read.finish().unwrap();
 
-        let (file, layers_read) = layers("portNumber = 'http'");
-        let mut layers_read = layers_read.unwrap();
-        layers_read.alias(NAMES).unwrap();
-        let error = layers_read.load::<Front>(&Cli::default()).unwrap_err().to_string();
+        let (file, mut layers_read, _) = aliased("portNumber = 'http'");
+        let error = layers_read.load::<Front>().unwrap_err().to_string();
         assert!(error.starts_with(&format!("portNumber in {}: ", file.path().display())), "{error}");
 
-        let (_file, layers_read) = layers("portNumber = 5\nport = 6");
-        let error = layers_read.unwrap().alias(NAMES).unwrap_err().to_string();
+        let (_file, mut layers_read, _) = aliased("portNumber = 5");
+        layers_read.load::<Back>().unwrap();
+        let error = layers_read.finish().unwrap_err().to_string();
+        assert!(error.contains("unknown option \"portNumber\", expected one of threads"), "{error}");
+
+        let (_file, _, aliased) = aliased("portNumber = 5\nport = 6");
+        let error = aliased.unwrap_err();
         assert!(error.contains("portNumber and port are the same option"), "{error}");
     }
 
     #[test]
     fn faults_name_the_file_and_the_option() {
         let (file, layers_read) = layers("port = 'http'");
-        let error = layers_read.unwrap().load::<Front>(&Cli::default()).unwrap_err().to_string();
+        let error = layers_read.unwrap().load::<Front>().unwrap_err().to_string();
         assert!(error.starts_with(&format!("port in {}: ", file.path().display())), "{error}");
         assert!(error.contains("expected u16"), "{error}");
 
         let (_file, layers_read) = layers("prot = 1");
         let mut layers_read = layers_read.unwrap();
-        layers_read.load::<Front>(&Cli::default()).unwrap();
+        layers_read.load::<Front>().unwrap();
         let error = layers_read.finish().unwrap_err().to_string();
         assert!(error.contains("unknown option \"prot\", expected one of name, port"), "{error}");
 
         let (_file, broken) = layers("a = 1\nport = = 1");
         assert!(broken.unwrap_err().to_string().contains("line 2: "));
-        let missing = Layers::read(Some(Path::new("/no/such/baton.toml"))).unwrap_err().to_string();
+        let missing =
+            Layers::read(Some(Path::new("/no/such/baton.toml")), &Cli::default()).unwrap_err().to_string();
         assert!(missing.starts_with("/no/such/baton.toml: "), "{missing}");
     }
 }

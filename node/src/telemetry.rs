@@ -4,6 +4,9 @@ use tracing_subscriber::EnvFilter;
 
 use crate::Error;
 
+/// The target of events that say what happens to each request.
+pub const REQUESTS: &str = "baton::requests";
+
 /// Starts logging: lines of text, or of JSON. `filter` is a level, or directives such as `info,router=debug`. The first
 /// call in a process counts; later ones change nothing.
 ///

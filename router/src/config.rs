@@ -79,7 +79,7 @@ impl Config {
     ///
     /// # Errors
     /// An option error that names the field.
-    pub(crate) fn validate(&self) -> Result<(), node::Error> {
+    pub fn validate(&self) -> Result<(), node::Error> {
         let positive = [
             ("requests_max", self.requests_max),
             ("items_max", self.items_max),

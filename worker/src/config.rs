@@ -7,6 +7,7 @@ use node::config::size::MemorySize;
 use proto::Role;
 use serde::{Deserialize, Serialize};
 
+use crate::device::Device;
 use crate::limits::Mode;
 use crate::load::Source;
 
@@ -21,6 +22,8 @@ pub struct Config {
     pub advertise: Option<String>,
     /// The model: path of a GGUF file, or `sim:` for the simulated one.
     pub model: Source,
+    /// What to compute it on.
+    pub device: Device,
     /// The model's public name; the file's name without its ending when absent.
     pub served_name: Option<String>,
     /// Threads that compute, the engine's own included; all cores when absent.
@@ -79,6 +82,7 @@ impl Default for Config {
             listen: "127.0.0.1:9100".to_owned(),
             advertise: None,
             model: Source::default(),
+            device: Device::default(),
             served_name: None,
             threads: None,
             nice: None,
@@ -113,6 +117,14 @@ const BLOCK_TOKENS_MAX: usize = 1024;
 const PREFILL_NICE: i32 = 10;
 
 impl Config {
+    /// Other names that options have in a configuration file: those of MLC-LLM.
+    pub const ALIASES: &[(&str, &str)] = &[
+        ("max_num_sequence", "sequences_max"),
+        ("max_total_seq_length", "kv_tokens"),
+        ("prefill_chunk_size", "step_tokens"),
+        ("context_window_size", "context_len"),
+    ];
+
     /// Where to listen, and the address that peers use.
     ///
     /// # Errors
@@ -151,6 +163,7 @@ impl Config {
                 format!("a number from 1 to {BLOCK_TOKENS_MAX} expected, {} came", self.block_tokens);
             return Err(node::Error::option("block_tokens", message));
         }
+        self.device.check()?;
         if let (Some(blocks), Some(tokens)) = (self.kv_blocks, self.kv_tokens) {
             let message = format!("expected no kv_tokens beside kv_blocks {blocks}, {tokens} came");
             return Err(node::Error::option("kv_tokens", message));

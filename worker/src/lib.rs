@@ -13,6 +13,7 @@ mod call;
 mod config;
 pub mod core;
 pub mod core_config;
+pub mod device;
 mod engine_loop;
 pub mod fail_points;
 pub mod fences;

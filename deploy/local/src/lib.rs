@@ -5,8 +5,14 @@
 
 mod cli;
 mod clients;
+mod effective;
 mod greeting;
+mod mlc;
+mod model;
 pub mod options;
+mod overrides;
+#[cfg(test)]
+mod reference;
 pub mod serve;
 mod single;
 
@@ -38,8 +44,16 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
 }
 
 fn run_command(command: cli::Command) -> Result<(), Error> {
-    let (process, service) = command.load()?;
-    node::telemetry::init(&process.log, process.log_json)?;
+    let loaded = command.load()?;
+    for note in &loaded.notes {
+        eprintln!("baton: {note}");
+    }
+    if loaded.print {
+        print!("{}", loaded.shown());
+        return Ok(());
+    }
+    let cli::Loaded { process, service, .. } = loaded;
+    node::telemetry::init(&process.filter(), process.log_json)?;
     node::arm_fail_points();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()

@@ -1,11 +1,12 @@
 //! The options of the binary itself. Those of each service are that service's `Config`; all are loaded from the same
 //! layers, see [`node::config`].
 
-use std::path::Path;
 use std::time::Duration;
 
 use node::Error;
 use serde::{Deserialize, Serialize};
+
+use crate::effective::Effective;
 
 /// Options of any process.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -15,6 +16,8 @@ pub struct ProcessConfig {
     pub log: String,
     /// Log JSON lines.
     pub log_json: bool,
+    /// Log what happens to each request, whatever `log` says of it: see [`node::telemetry::REQUESTS`].
+    pub enable_tracing: bool,
     /// How long running streams may go on after a drain began, seconds.
     #[serde(with = "node::config::seconds")]
     pub grace: Duration,
@@ -22,7 +25,20 @@ pub struct ProcessConfig {
 
 impl Default for ProcessConfig {
     fn default() -> Self {
-        Self { log: "info".to_owned(), log_json: false, grace: Duration::from_secs(30) }
+        Self {
+            log: "info".to_owned(),
+            log_json: false,
+            enable_tracing: false,
+            grace: Duration::from_secs(30),
+        }
+    }
+}
+
+impl ProcessConfig {
+    /// What is logged: what happens to requests only when it was asked for.
+    pub(crate) fn filter(&self) -> String {
+        let requests = if self.enable_tracing { "info" } else { "off" };
+        format!("{}={requests},{}", node::telemetry::REQUESTS, self.log)
     }
 }
 
@@ -81,8 +97,11 @@ pub struct ServeConfig {
 }
 
 impl ServeConfig {
-    /// Refuses combinations that could never serve.
+    /// Refuses combinations that could never serve, before anything is opened or loaded.
     pub(crate) fn validate(&self) -> Result<(), Error> {
+        self.gateway.validate()?;
+        self.router.validate()?;
+        self.worker.validate()?;
         if self.options.decode == 0 {
             return Err(Error::option("--decode", "expected at least 1, got 0"));
         }
@@ -92,33 +111,20 @@ impl ServeConfig {
         Ok(())
     }
 
+    /// Adds all options that count.
+    pub(crate) fn show(&self, shown: &mut Effective) {
+        // Ports decide where the gateway listens, and what is within the process listens nowhere.
+        let unused = ["listen", "grpc_listen", "advertise", "drain_notice_seconds"];
+        shown.section("ports and workers", &self.options);
+        shown.section_without("gateway", &self.gateway, &unused);
+        shown.section_without("router", &self.router, &unused);
+        shown.section_without("each worker", &self.worker, &unused);
+    }
+
     /// The address of a port.
     pub(crate) fn address(&self, port: u16) -> String {
         let host = &self.options.host;
         if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
-    }
-}
-
-/// The model that was asked for: as a word, by `--model`, in the environment or in the file.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub(crate) struct ModelChoice {
-    model: Option<String>,
-}
-
-impl ModelChoice {
-    /// The worker's configuration has a default model; the binary insists on being told.
-    pub(crate) fn check(self) -> Result<(), Error> {
-        let Some(model) = self.model else {
-            let message = "no model was named; `cargo xtask fetch-model` fetches one and prints its path";
-            return Err(Error::option("--model", message));
-        };
-        if !model.starts_with("sim:") && !Path::new(&model).is_file() {
-            let message =
-                format!("expected a GGUF file, found none at {model}; `cargo xtask fetch-model` fetches one");
-            return Err(Error::option("--model", message));
-        }
-        Ok(())
     }
 }
 

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use node::{Context, DiscoverySource, Error, Process};
 
+use crate::effective::Effective;
 use crate::options::ClusterConfig;
 
 /// Which service.
@@ -25,6 +26,24 @@ impl Service {
             Self::Router(_) => "router",
             Self::Prefill(_) => "prefill",
             Self::Decode(_) => "decode",
+        }
+    }
+
+    /// Refuses values that the service cannot run with, before anything is opened or loaded.
+    pub(crate) fn validate(&self) -> Result<(), Error> {
+        match self {
+            Self::Gateway(config) => config.validate(),
+            Self::Router(config) => config.validate(),
+            Self::Prefill(config) | Self::Decode(config) => config.validate(),
+        }
+    }
+
+    /// Adds all options.
+    pub(crate) fn show(&self, shown: &mut Effective) {
+        match self {
+            Self::Gateway(config) => shown.section("gateway", config),
+            Self::Router(config) => shown.section("router", config),
+            Self::Prefill(config) | Self::Decode(config) => shown.section("worker", config),
         }
     }
 }

@@ -1,0 +1,78 @@
+//! Options of any process, and of one among others.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use serde::Serialize;
+
+/// What is not an option of a configuration: where they come from.
+#[derive(Args)]
+pub(crate) struct SourceArgs {
+    /// TOML file with options [env: BATON_CONFIG]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    /// Print all options as they are set, as such a file, and end
+    #[arg(long)]
+    pub(crate) print_config: bool,
+}
+
+impl SourceArgs {
+    /// The file: named here, or in the environment.
+    pub(crate) fn file(&self) -> Option<PathBuf> {
+        self.config.clone().or_else(|| node::config::env("CONFIG").map(PathBuf::from))
+    }
+}
+
+/// See [`crate::ProcessConfig`].
+#[derive(Args, Serialize)]
+#[command(next_help_heading = "Process")]
+pub(crate) struct ProcessOptions {
+    /// What to log: a level, or directives such as info,router=debug
+    #[arg(long, value_name = "FILTER")]
+    log: Option<String>,
+    /// Log JSON lines
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
+    log_json: Option<bool>,
+    /// Log what happens to each request: that it arrived, was placed, had its first token, ended
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
+    enable_tracing: Option<bool>,
+    /// Seconds that running streams may go on after Ctrl-C or SIGTERM
+    #[arg(long, value_name = "SECONDS")]
+    grace: Option<f64>,
+}
+
+/// See [`crate::options::ClusterConfig`].
+#[derive(Args, Serialize)]
+#[command(next_help_heading = "Cluster")]
+pub(crate) struct ClusterOptions {
+    /// Where the other services are listed: fixed:FILE
+    #[arg(long, value_name = "SOURCE")]
+    discovery: Option<String>,
+    /// Address to serve metrics at [default: none]
+    #[arg(long, value_name = "HOST:PORT")]
+    metrics_listen: Option<String>,
+}
+
+/// See [`crate::ServeOptions`].
+#[derive(Args, Serialize)]
+#[command(next_help_heading = "Ports and workers")]
+pub(crate) struct ServeOptions {
+    /// Address that all ports are opened at
+    #[arg(long)]
+    host: Option<String>,
+    /// HTTP port
+    #[arg(long)]
+    port: Option<u16>,
+    /// gRPC port
+    #[arg(long, value_name = "PORT")]
+    grpc_port: Option<u16>,
+    /// Metrics port
+    #[arg(long, value_name = "PORT")]
+    metrics_port: Option<u16>,
+    /// Prefill workers
+    #[arg(long, value_name = "N")]
+    prefill: Option<usize>,
+    /// Decode workers
+    #[arg(long, value_name = "N")]
+    decode: Option<usize>,
+}
