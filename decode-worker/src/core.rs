@@ -19,7 +19,8 @@ use std::time::Duration;
 use engine::model::{Interrupt, Model};
 use engine::{Engine, EngineEvent, SequenceId, SequenceSpec, StepReport, Until};
 use proto::{
-    Attempt, Error, FinishReason, Generation, Handoff, Reason, RequestId, Token, TokenId, TokenLogprob,
+    Attempt, Error, FinishReason, Generation, Handoff, PromptReport, Reason, RequestId, Token, TokenId,
+    TokenLogprob,
 };
 use worker::core::{Action, CallId, Core, DecodeItem, Event, FetchItem, Gauges, Now, StepSize};
 use worker::core_config::CoreConfig;
@@ -88,6 +89,7 @@ struct Sampled {
     token: TokenId,
     logprob: f32,
     top: Vec<TokenLogprob>,
+    prompt: Option<Box<PromptReport>>,
     finish: Option<FinishReason>,
 }
 
@@ -323,8 +325,8 @@ impl<M: Model> DecodeCore<M> {
             EngineEvent::Scheduled { .. } => job.waited = Some(step.start.saturating_sub(job.ready)),
             // Only of sequences that are computed to be held.
             EngineEvent::Sealed { .. } => {}
-            EngineEvent::Token { index, token, logprob, top, finish, .. } => {
-                let sampled = Sampled { index, token, logprob, top, finish };
+            EngineEvent::Token { index, token, logprob, top, prompt, finish, .. } => {
+                let sampled = Sampled { index, token, logprob, top, prompt, finish };
                 out.push(Action::Decode { call, item: job.token(sampled, step) });
                 if finish.is_some() {
                     self.end(call, None, out);
@@ -351,6 +353,7 @@ impl Job {
             queue_wait,
             finish: sampled.finish,
             top: sampled.top,
+            prompt: sampled.prompt,
             ..Token::default()
         })
     }

@@ -1,8 +1,9 @@
 //! The engine: one step after another, each planned by the scheduler, computed by the model, and turned into tokens.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
-use proto::{Digest, Error, KvLayout, Reason, TokenId};
+use proto::{Digest, Error, KvLayout, PromptLogprobs, PromptReport, Reason, TokenId, TokenLogprob};
 
 use crate::batch::Logits;
 use crate::handoff::Arrival;
@@ -11,7 +12,7 @@ use crate::model::{ForwardError, Interrupt, KvMemory, Model};
 use crate::planted::{self, Bug};
 use crate::report::{EngineEvent, KvCounts, SequenceCounts, StepReport};
 use crate::sampling::{Choice, History, NoChoice, Rules, Sampler};
-use crate::scheduler::{Scheduler, Work};
+use crate::scheduler::{BlockCopy, Scheduler, Work};
 use crate::sequence::{ModelLimits, Sequence, SequenceId, SequenceSpec, State};
 
 /// Sizes and bounds of an engine.
@@ -30,7 +31,8 @@ pub struct EngineConfig {
     pub waiting_max: usize,
     /// Seed of the block hashes: the checkpoint's fingerprint.
     pub prefix_seed: Digest,
-    /// Keep the blocks of finished sequences for later ones that start with the same tokens.
+    /// Give sequences the KV that is here already of the tokens they start with: that of living sequences, and that of
+    /// finished ones, whose blocks are kept for it.
     pub prefix_cache: bool,
 }
 
@@ -178,6 +180,7 @@ impl<M: Model> Engine<M> {
         for (id, error) in &plan.failed {
             self.events.push(EngineEvent::Failed { id: *id, error: error.clone() });
         }
+        self.copy_blocks();
         let batch = self.scheduler.batch(&plan);
         let outcome = if batch.is_empty() { Ok(()) } else { self.forward(&batch) };
         match outcome {
@@ -206,6 +209,15 @@ impl<M: Model> Engine<M> {
         }
     }
 
+    /// Makes the copies that are due, before anything else is written.
+    pub(crate) fn copy_blocks(&mut self) {
+        for BlockCopy { from, to } in self.scheduler.take_copies() {
+            if !planted::is(Bug::ForkWithoutCopy) {
+                self.kv.copy(from, to);
+            }
+        }
+    }
+
     fn forward(&mut self, batch: &crate::batch::Batch) -> Result<(), ForwardError> {
         self.logits.vocab = self.model.vocab_size();
         self.model.forward(batch, &mut self.kv, &self.interrupt, &mut self.logits)?;
@@ -221,6 +233,7 @@ impl<M: Model> Engine<M> {
     fn advance(&mut self, work: Work, row: &mut usize) {
         let (id, block_tokens) = (work.id, self.layout().block_tokens);
         let sequence = self.scheduler.planned(id);
+        let prompt_rows = sequence.prompt_rows(&work.tokens);
         sequence.computed = work.tokens.end;
         let complete = sequence.remaining() == 0;
         let mut sealed_before = work.tokens.start / block_tokens * block_tokens;
@@ -230,14 +243,14 @@ impl<M: Model> Engine<M> {
         }
         self.seal_full(id, work.tokens.start / block_tokens..work.tokens.end / block_tokens);
         self.scheduler.publish(id, work.tokens.start / block_tokens..work.tokens.end / block_tokens);
-        let choice = if complete {
-            *row += 1;
-            match self.choose(id, *row - 1) {
-                Ok(choice) => Some(choice),
-                Err(error) => return self.fail(id, error),
-            }
-        } else {
-            None
+        let first_row = *row;
+        *row += prompt_rows.len() + usize::from(complete);
+        if let Err(error) = self.report_prompt(id, prompt_rows, first_row) {
+            return self.fail(id, error);
+        }
+        let choice = match complete.then(|| self.choose(id, *row - 1)).transpose() {
+            Ok(choice) => choice,
+            Err(error) => return self.fail(id, error),
         };
         if complete && self.scheduler.planned(id).is_for_hold() {
             self.seal_tail(id);
@@ -253,6 +266,26 @@ impl<M: Model> Engine<M> {
         }
     }
 
+    /// Takes the log-probabilities of the tokens that follow `positions` from the logits, from row `first_row` on.
+    fn report_prompt(
+        &mut self,
+        id: SequenceId,
+        positions: Range<usize>,
+        first_row: usize,
+    ) -> Result<(), Error> {
+        let Sequence { spec, report, .. } = self.scheduler.planned(id);
+        let (Some(report), Some(count)) = (report, spec.sampling.prompt_logprobs) else { return Ok(()) };
+        for (row, position) in (first_row..).zip(positions) {
+            let token = spec.tokens[position + 1];
+            let (logprob, top) = self
+                .sampler
+                .logprobs(self.logits.row(row), token, count as usize)
+                .map_err(|error| refused(position + 1, spec.generated, error))?;
+            report.logprobs.push(PromptLogprobs { token: TokenLogprob { id: token, logprob }, top });
+        }
+        Ok(())
+    }
+
     /// Chooses the sequence's next token from a row of the logits.
     fn choose(&mut self, id: SequenceId, row: usize) -> Result<Choice, Error> {
         let sequence = self.scheduler.planned(id);
@@ -262,14 +295,9 @@ impl<M: Model> Engine<M> {
         }
         let history = History { tokens: &spec.tokens, generated: spec.generated, position };
         let rules = Rules { sampling: &spec.sampling, stop: &spec.stop, allowed: None };
-        self.sampler.choose(self.logits.row(row), history, rules).map_err(|error| match error {
-            NoChoice::NotFinite { .. } => {
-                Error::new(Reason::Internal, format!("sampling position {position}: {error}"))
-            }
-            NoChoice::NothingLeft => {
-                Error::invalid("sampling", format_args!("token {} of the output: {error}", spec.generated))
-            }
-        })
+        self.sampler
+            .choose(self.logits.row(row), history, rules)
+            .map_err(|error| refused(position, spec.generated, error))
     }
 
     /// Appends the chosen token, and ends the sequence if the token does.
@@ -277,6 +305,8 @@ impl<M: Model> Engine<M> {
         let sequence = self.scheduler.planned(id);
         let finish = sequence.finish_with(choice.token, self.model.context_len());
         let held = sequence.state == State::Held;
+        let cached_tokens = sequence.cached;
+        let prompt = sequence.report.take().map(|report| Box::new(PromptReport { cached_tokens, ..*report }));
         let index = self.scheduler.push(id, choice.token);
         self.events.push(EngineEvent::Token {
             id,
@@ -284,6 +314,7 @@ impl<M: Model> Engine<M> {
             token: choice.token,
             logprob: choice.logprob,
             top: choice.top,
+            prompt,
             finish,
         });
         if finish.is_some() && !held {
@@ -301,7 +332,7 @@ impl<M: Model> Engine<M> {
     }
 
     /// Takes the checksums of blocks (indices into the block table) whose last token was just written.
-    pub(crate) fn seal_full(&mut self, id: SequenceId, blocks: std::ops::Range<usize>) {
+    pub(crate) fn seal_full(&mut self, id: SequenceId, blocks: Range<usize>) {
         let sequence = self.scheduler.planned(id);
         // Nobody can ask for the checksums of blocks that are neither held nor cached.
         if !sequence.is_for_hold() && sequence.hashes.is_empty() {
@@ -355,6 +386,18 @@ impl<M: Model> Engine<M> {
             && let Err(fault) = self.check()
         {
             panic!("block accounting: {fault}");
+        }
+    }
+}
+
+/// Why logits gave no token, or no log-probability, at `position` of a sequence with `generated` tokens of output.
+fn refused(position: usize, generated: usize, error: NoChoice) -> Error {
+    match error {
+        NoChoice::NotFinite { .. } => {
+            Error::new(Reason::Internal, format!("sampling position {position}: {error}"))
+        }
+        NoChoice::NothingLeft => {
+            Error::invalid("sampling", format_args!("token {generated} of the output: {error}"))
         }
     }
 }

@@ -91,6 +91,7 @@ impl<M: Model> Engine<M> {
     pub fn reserve(&mut self, spec: SequenceSpec) -> Result<Reservation, Error> {
         spec.validate(self.limits())?;
         let id = self.scheduler.reserve(SequenceSpec { until: Until::Finished, ..spec })?;
+        self.copy_blocks();
         let skip = self.scheduler.planned(id).computed;
         self.arrivals.insert(id, Arrival { skip, parts: BTreeMap::new() });
         Ok(Reservation { id, skip })

@@ -15,18 +15,21 @@ pub enum Bug {
     ImportWithoutChecksum,
     /// Imported blocks enter the prefix cache as they arrive, before `activate` has proven them.
     CacheBeforeProof,
+    /// A sequence that shares a prefix with another gets no copy of the block where they part.
+    ForkWithoutCopy,
     /// A token's random number depends on how many tokens this attempt generated, not on its position.
     RandomByAttempt,
 }
 
 impl Bug {
     /// Every bug.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::ChecksumAtSend,
         Self::FreeBeforeQuiescence,
         Self::ActivateWithoutProof,
         Self::ImportWithoutChecksum,
         Self::CacheBeforeProof,
+        Self::ForkWithoutCopy,
         Self::RandomByAttempt,
     ];
 }

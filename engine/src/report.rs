@@ -1,6 +1,6 @@
 //! What the engine tells its owner: events of a step, counts, and KV on its way to another engine.
 
-use proto::{FinishReason, TokenId, TokenLogprob};
+use proto::{FinishReason, PromptReport, TokenId, TokenLogprob};
 
 use crate::sequence::SequenceId;
 
@@ -26,7 +26,7 @@ pub enum EngineEvent {
     Scheduled {
         /// The sequence.
         id: SequenceId,
-        /// Tokens at its front that the prefix cache had.
+        /// Tokens at its front whose KV was here already.
         cached: usize,
     },
     /// KV of the sequence is sealed and can be exported. Only for [`Until::FirstToken`](crate::Until::FirstToken).
@@ -48,6 +48,8 @@ pub enum EngineEvent {
         logprob: f32,
         /// The likeliest tokens in its place, falling, as many as were asked for.
         top: Vec<TokenLogprob>,
+        /// With the first token of a sequence whose prompt was computed here.
+        prompt: Option<Box<PromptReport>>,
         /// Set when the token ends the sequence.
         finish: Option<FinishReason>,
     },
@@ -77,7 +79,7 @@ impl EngineEvent {
 pub struct Reservation {
     /// The sequence.
     pub id: SequenceId,
-    /// Tokens at its front whose KV is here already; a multiple of the block size, at most all of them.
+    /// Tokens at its front whose KV is here already, at most all of them.
     pub skip: usize,
 }
 

@@ -17,16 +17,24 @@
 //!
 //! The scheduler knows neither model nor logits. It gives out a [`Plan`] and is told how it went.
 
+mod prefix;
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 
 use proto::{Error, Reason, TokenId};
 
-use crate::batch::{Batch, BlockIndex, Chunk};
+use crate::batch::{Batch, Chunk};
 use crate::engine::EngineConfig;
 use crate::kv::{BlockPool, HashChain};
 use crate::report::{KvCounts, SequenceCounts};
 use crate::sequence::{Sequence, SequenceId, SequenceSpec, State};
+pub(crate) use prefix::BlockCopy;
+use prefix::Prefix;
+
+/// Most tokens of prompts in a step whose logits are wanted for their log-probabilities: 64 rows of 49,152 logits take
+/// 12.6 MB. Prompts that ask for them are computed in chunks no longer than this.
+const PROMPT_ROWS_MAX: usize = 64;
 
 /// Tokens of one sequence to be computed in a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,6 +52,14 @@ pub(crate) struct Plan {
     pub(crate) failed: Vec<(SequenceId, Error)>,
 }
 
+/// What a step may still take.
+#[derive(Clone, Copy, Debug)]
+struct Budget {
+    tokens: usize,
+    /// Tokens of prompts whose logits are wanted.
+    prompt_rows: usize,
+}
+
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Scheduler {
@@ -58,6 +74,8 @@ pub(crate) struct Scheduler {
     /// The longest unserved first.
     running: Vec<SequenceId>,
     reserved: BTreeSet<SequenceId>,
+    /// Copies that are due, in order.
+    copies: Vec<BlockCopy>,
 }
 
 impl Scheduler {
@@ -71,6 +89,7 @@ impl Scheduler {
             preempted: BTreeSet::new(),
             running: Vec::new(),
             reserved: BTreeSet::new(),
+            copies: Vec::new(),
             config,
         }
     }
@@ -171,34 +190,31 @@ impl Scheduler {
         self.running.iter().filter(|id| !self.sequences[id].is_for_hold()).count()
     }
 
-    /// Blocks of the prefix cache that hold at most the first `tokens` tokens of a sequence.
-    fn cached_prefix(&self, sequence: &Sequence, tokens: usize) -> Vec<BlockIndex> {
-        let full = (tokens / self.config.block_tokens).min(sequence.hashes.len());
-        self.pool.find(&sequence.hashes[..full])
-    }
-
     /// True when `take_blocks` would succeed.
-    fn can_take(&self, hits: &[BlockIndex], tokens: usize, headroom: usize) -> bool {
-        let needed = self.blocks_for(tokens) - hits.len();
-        self.pool.available() >= self.pool.unowned(hits) + needed + headroom
+    fn can_take(&self, prefix: &Prefix, tokens: usize, headroom: usize) -> bool {
+        let needed = self.blocks_for(tokens) - prefix.shared.len();
+        self.pool.available() >= self.pool.unowned(&prefix.shared) + needed + headroom
     }
 
-    /// Gives a sequence without blocks those for `tokens` tokens, sharing what the cache has of the first `share`
-    /// of them, if `headroom` blocks stay available. All or nothing.
+    /// Gives a sequence without blocks those for `tokens` tokens, with what is here of the first `share` of them, if
+    /// `headroom` blocks stay available. All or nothing.
     fn take_blocks(&mut self, id: SequenceId, share: usize, tokens: usize, headroom: usize) -> bool {
-        let hits = self.cached_prefix(&self.sequences[&id], share);
-        if !self.can_take(&hits, tokens, headroom) {
+        let prefix = self.prefix(&self.sequences[&id], share);
+        if !self.can_take(&prefix, tokens, headroom) {
             return false;
         }
-        let computed = hits.len() * self.config.block_tokens;
+        let Prefix { shared: mut blocks, tail, tokens: computed } = prefix;
         // Shared first: only then can the allocations not evict them.
-        for &block in &hits {
+        for &block in &blocks {
             self.pool.share(block);
         }
-        let mut blocks = hits;
+        let first = blocks.len();
         while blocks.len() < self.blocks_for(tokens) {
             blocks.push(self.pool.allocate().expect("as many blocks are available as were counted"));
         }
+        // The block to copy from may just have been evicted, even for this sequence, and hold its KV still: copies come
+        // before all writes, in the order in which they were planned.
+        self.copies.extend(tail.map(|from| BlockCopy { from, to: blocks[first] }));
         let sequence = self.planned(id);
         sequence.blocks = blocks;
         sequence.computed = computed;
@@ -216,8 +232,8 @@ impl Scheduler {
         let &id = self.preempted.first().or(self.waiting.front())?;
         let sequence = &self.sequences[&id];
         // The last token is always computed: its logits are wanted.
-        let hits = self.cached_prefix(sequence, sequence.len() - 1);
-        self.can_take(&hits, sequence.len(), self.growing()).then_some(id)
+        let prefix = self.prefix(sequence, sequence.len() - 1);
+        self.can_take(&prefix, sequence.len(), self.growing()).then_some(id)
     }
 
     /// True when the next plan has work in it, or preempts or fails a sequence.
@@ -229,7 +245,7 @@ impl Scheduler {
     pub(crate) fn plan(&mut self) -> Plan {
         let mut plan = Plan::default();
         self.grow_decodes(&mut plan);
-        let mut budget = self.config.step_tokens;
+        let mut budget = Budget { tokens: self.config.step_tokens, prompt_rows: PROMPT_ROWS_MAX };
         self.plan_decodes(&mut plan, &mut budget);
         let mut prefills = self.running.clone();
         prefills.retain(|id| self.sequences[id].remaining() > 1);
@@ -237,7 +253,7 @@ impl Scheduler {
         for id in prefills {
             self.plan_chunk(id, &mut plan, &mut budget);
         }
-        while budget > 0 {
+        while budget.tokens > 0 {
             let Some(id) = self.next_admission() else { break };
             self.admit(id);
             self.plan_chunk(id, &mut plan, &mut budget);
@@ -245,20 +261,25 @@ impl Scheduler {
         plan
     }
 
-    fn plan_chunk(&self, id: SequenceId, plan: &mut Plan, budget: &mut usize) {
+    fn plan_chunk(&self, id: SequenceId, plan: &mut Plan, budget: &mut Budget) {
         let sequence = &self.sequences[&id];
-        let tokens = sequence.remaining().min(*budget);
-        if tokens > 0 {
-            *budget -= tokens;
-            plan.work.push(Work { id, tokens: sequence.computed..sequence.computed + tokens });
+        let (first, mut len) = (sequence.computed, sequence.remaining().min(budget.tokens));
+        if !sequence.prompt_rows(&(first..first + len)).is_empty() {
+            len = len.min(budget.prompt_rows);
+        }
+        if len > 0 {
+            let tokens = first..first + len;
+            budget.tokens -= len;
+            budget.prompt_rows -= sequence.prompt_rows(&tokens).len();
+            plan.work.push(Work { id, tokens });
         }
     }
 
     /// Plans decodes within the budget; those served go to the end of the line.
-    fn plan_decodes(&mut self, plan: &mut Plan, budget: &mut usize) {
+    fn plan_decodes(&mut self, plan: &mut Plan, budget: &mut Budget) {
         let (mut served, mut line) = (Vec::new(), Vec::with_capacity(self.running.len()));
         for &id in &self.running {
-            if self.sequences[&id].remaining() == 1 && *budget > 0 {
+            if self.sequences[&id].remaining() == 1 && budget.tokens > 0 {
                 self.plan_chunk(id, plan, budget);
                 served.push(id);
             } else {
@@ -386,8 +407,10 @@ impl Scheduler {
                 tokens: first_token..batch.tokens.len(),
                 block_table: first_block..batch.block_tables.len(),
             });
+            let row = |position: usize| (first_token + position - tokens.start) as u32;
+            batch.logit_rows.extend(sequence.prompt_rows(tokens).map(row));
             if tokens.end == sequence.len() {
-                batch.logit_rows.push(batch.tokens.len() as u32 - 1);
+                batch.logit_rows.push(row(tokens.end - 1));
             }
         }
         batch

@@ -3,8 +3,9 @@
 mod validate;
 
 use std::fmt;
+use std::ops::Range;
 
-use proto::{FinishReason, SamplingParams, StopConditions, TokenId};
+use proto::{FinishReason, PromptReport, SamplingParams, StopConditions, TokenId};
 
 use crate::batch::BlockIndex;
 use crate::kv::{BlockHash, HashChain};
@@ -83,10 +84,13 @@ pub(crate) struct Sequence {
     pub(crate) blocks: Vec<BlockIndex>,
     /// Hash of every full block of `spec.tokens`; empty when there is no prefix cache.
     pub(crate) hashes: Vec<BlockHash>,
-    /// Tokens at the front that the prefix cache had when blocks were first taken.
+    /// Tokens at the front whose KV was here when blocks were first taken.
     pub(crate) cached: usize,
     /// `Scheduled` was reported.
     pub(crate) announced: bool,
+    /// What is known of the prompt, until the first token takes it along. `None` from the start where the KV comes
+    /// from another engine, which reports.
+    pub(crate) report: Option<Box<PromptReport>>,
 }
 
 impl Sequence {
@@ -101,6 +105,7 @@ impl Sequence {
             hashes: Vec::new(),
             cached: 0,
             announced: false,
+            report: (state != State::Reserved).then(Box::default),
         }
     }
 
@@ -112,6 +117,22 @@ impl Sequence {
     /// Tokens whose KV is still to be computed.
     pub(crate) fn remaining(&self) -> usize {
         self.len() - self.computed
+    }
+
+    /// Positions among `tokens` whose logits tell how likely the token of the prompt that follows was, where that is
+    /// asked for and not known yet.
+    pub(crate) fn prompt_rows(&self, tokens: &Range<usize>) -> Range<usize> {
+        let report = self.report.as_ref().filter(|_| self.spec.sampling.prompt_logprobs.is_some());
+        let Some(report) = report else { return 0..0 };
+        let prompt_len = self.spec.tokens.len() - self.spec.generated;
+        let start = tokens.start.max(report.logprobs.len());
+        start..tokens.end.min(prompt_len - 1).max(start)
+    }
+
+    /// Tokens at the front that need not be computed when their KV is there.
+    pub(crate) fn reusable(&self) -> usize {
+        let rows = self.prompt_rows(&(0..self.len()));
+        if rows.is_empty() { self.len() } else { rows.start }
     }
 
     /// True for sequences whose blocks another worker fetches: they are never preempted.

@@ -15,7 +15,8 @@ use std::time::Duration;
 use engine::model::{Interrupt, Model};
 use engine::{Engine, EngineEvent, SequenceId, SequenceSpec, StepReport, Until};
 use proto::{
-    Attempt, Error, FinishReason, Generation, Handoff, Reason, RequestId, Token, TokenId, TokenLogprob,
+    Attempt, Error, FinishReason, Generation, Handoff, PromptReport, Reason, RequestId, Token, TokenId,
+    TokenLogprob,
 };
 use worker::core::{Action, CallId, Core, Event, Gauges, Now, PrefillItem, StepSize};
 use worker::core_config::CoreConfig;
@@ -73,6 +74,7 @@ struct Sampled {
     token: TokenId,
     logprob: f32,
     top: Vec<TokenLogprob>,
+    prompt: Option<Box<PromptReport>>,
     finish: Option<FinishReason>,
 }
 
@@ -260,8 +262,8 @@ impl<M: Model> PrefillCore<M> {
         match event {
             EngineEvent::Scheduled { id, cached } => self.issue(id, cached, step.start, out),
             EngineEvent::Sealed { id, .. } => self.pump_sequence(id, out),
-            EngineEvent::Token { id, index, token, logprob, top, finish } => {
-                let sampled = Sampled { index, token, logprob, top, finish };
+            EngineEvent::Token { id, index, token, logprob, top, prompt, finish } => {
+                let sampled = Sampled { index, token, logprob, top, prompt, finish };
                 self.complete(id, sampled, step, out);
             }
             EngineEvent::Failed { id, error } => self.end(id, &error, out),
@@ -302,6 +304,7 @@ impl<M: Model> PrefillCore<M> {
                 queue_wait: scheduled.saturating_sub(job.arrived),
                 finish: sampled.finish,
                 top: sampled.top,
+                prompt: sampled.prompt,
                 ..Token::default()
             };
             let prefill = step.end.saturating_sub(scheduled);

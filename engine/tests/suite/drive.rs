@@ -6,7 +6,7 @@ use engine::digest::handoff_digest;
 use engine::model::Model;
 use engine::sim::{SimConfig, SimModel};
 use engine::{Engine, EngineConfig, EngineEvent, Reservation, SequenceId, SequenceSpec, Until};
-use proto::{Digest, Error, FinishReason, HandoffId, SamplingParams, StopConditions, TokenId};
+use proto::{Digest, Error, FinishReason, HandoffId, PromptReport, SamplingParams, StopConditions, TokenId};
 
 pub(crate) const HANDOFF: HandoffId = HandoffId([9; 16]);
 
@@ -66,6 +66,7 @@ pub(crate) struct Outcome {
     pub(crate) finished: BTreeMap<SequenceId, FinishReason>,
     pub(crate) failed: BTreeMap<SequenceId, Error>,
     pub(crate) cached: BTreeMap<SequenceId, usize>,
+    pub(crate) prompts: BTreeMap<SequenceId, PromptReport>,
     pub(crate) steps: usize,
     pub(crate) preempted_max: usize,
 }
@@ -83,8 +84,12 @@ impl Outcome {
                 assert_eq!(self.cached.insert(id, cached), None, "scheduled twice");
             }
             EngineEvent::Sealed { .. } => {}
-            EngineEvent::Token { id, index, token, logprob, finish, .. } => {
+            EngineEvent::Token { id, index, token, logprob, prompt, finish, .. } => {
                 assert!(logprob <= 0.0);
+                if let Some(report) = prompt {
+                    assert_eq!(self.cached.get(&id), Some(&report.cached_tokens));
+                    assert_eq!(self.prompts.insert(id, *report), None, "reported twice");
+                }
                 let tokens = self.tokens.entry(id).or_default();
                 let _ = index;
                 tokens.push(token);

@@ -6,9 +6,11 @@ mod conformance;
 mod drive;
 mod failures;
 mod faulty;
+mod forks;
 mod handoff;
 mod invariance;
 mod operations;
 #[cfg(feature = "planted")]
 mod planted;
+mod prompt_report;
 mod scenarios;

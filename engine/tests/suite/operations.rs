@@ -18,7 +18,7 @@ type Pick = usize;
 
 #[derive(Clone, Debug)]
 enum Operation {
-    Submit { salt: usize, len: usize, max_tokens: usize, seeded: bool, to_hold: bool },
+    Submit { salt: usize, len: usize, max_tokens: usize, seeded: bool, reports: bool, to_hold: bool },
     Step { decode: bool, interrupted: bool },
     Reserve(Pick),
     Import { pick: Pick, block: usize, damage: bool },
@@ -29,8 +29,10 @@ enum Operation {
 
 fn operation() -> impl Strategy<Value = Operation> {
     prop_oneof![
-        4 => (0..3usize, 1..24usize, 1..20usize, any::<bool>(), any::<bool>()).prop_map(
-            |(salt, len, max_tokens, seeded, to_hold)| Operation::Submit { salt, len, max_tokens, seeded, to_hold }
+        4 => (0..3usize, 1..24usize, 1..20usize, any::<(bool, bool)>(), proptest::bool::weighted(0.2)).prop_map(
+            |(salt, len, max_tokens, (seeded, to_hold), reports)| {
+                Operation::Submit { salt, len, max_tokens, seeded, reports, to_hold }
+            }
         ),
         12 => (any::<bool>(), proptest::bool::weighted(0.1))
             .prop_map(|(decode, interrupted)| Operation::Step { decode, interrupted }),
@@ -93,9 +95,11 @@ impl World {
 
     fn apply(&mut self, operation: &Operation) {
         match *operation {
-            Operation::Submit { salt, len, max_tokens, seeded: is_seeded, to_hold } => {
+            Operation::Submit { salt, len, max_tokens, seeded: is_seeded, reports, to_hold } => {
                 let tokens = prompt(salt, 24)[..len].to_vec();
-                let spec = if is_seeded { seeded(tokens, max_tokens, 3) } else { spec(tokens, max_tokens) };
+                let mut spec =
+                    if is_seeded { seeded(tokens, max_tokens, 3) } else { spec(tokens, max_tokens) };
+                spec.sampling.prompt_logprobs = reports.then_some(1);
                 self.submit(spec, to_hold);
             }
             Operation::Step { decode, interrupted } => self.step(decode, interrupted),
@@ -138,6 +142,7 @@ impl World {
 
     fn step(&mut self, decode: bool, interrupted: bool) {
         let engine = self.engine(decode);
+        let size = engine.layout().block_tokens;
         if interrupted {
             engine.interrupt().raise();
         }
@@ -156,8 +161,13 @@ impl World {
             let tracked = &mut self.tracked[at];
             assert!(!tracked.over, "after the end: {event:?}");
             match event {
-                EngineEvent::Token { index, token, finish, .. } => {
+                EngineEvent::Token { index, token, finish, prompt, .. } => {
                     assert_eq!(index, tracked.tokens.len());
+                    let spec = &tracked.spec;
+                    let reports = spec.sampling.prompt_logprobs.map_or(0, |_| spec.tokens.len() - 1);
+                    // The decode side has the token of the prefill side before it.
+                    let expected = (index == 0).then_some(reports);
+                    assert_eq!(prompt.map(|report| report.logprobs.len()), expected);
                     tracked.tokens.push(token);
                     assert_eq!(tracked.tokens, tracked.expected[..=index]);
                     assert_eq!(finish.is_some(), index + 1 == tracked.expected.len());
@@ -171,7 +181,12 @@ impl World {
                     tracked.over = true;
                     self.count(format!("failed: {}", error.reason));
                 }
-                EngineEvent::Scheduled { .. } | EngineEvent::Sealed { .. } => {}
+                EngineEvent::Scheduled { cached, .. } => {
+                    if !cached.is_multiple_of(size) {
+                        self.count("shared a part of a block");
+                    }
+                }
+                EngineEvent::Sealed { .. } => {}
             }
         }
     }
@@ -368,6 +383,7 @@ fn random_operations_reach_every_outcome() {
         "reservation refused: OUT_OF_BLOCKS",
         "reservation refused: QUEUE_FULL",
         "reserved with a cached prefix",
+        "shared a part of a block",
         "submission refused: INVALID_ARGUMENT",
         "submission refused: QUEUE_FULL",
     ];

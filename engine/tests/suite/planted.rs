@@ -98,3 +98,17 @@ fn checksum_at_send_hides_an_overwritten_block() {
     let sent = with(Bug::ChecksumAtSend, || from.export(held, 0)).unwrap().unwrap();
     assert_eq!(to.import(id, &sent), Ok(()));
 }
+
+#[test]
+fn fork_without_copy_decodes_from_an_empty_block() {
+    let fork = |bug: bool| {
+        let mut engine = engine(config());
+        let spec = spec(prompt(0, 11), 12);
+        engine.submit(spec.clone()).unwrap();
+        engine.step();
+        let fork = engine.submit(spec.clone()).unwrap();
+        let outcome = if bug { with(Bug::ForkWithoutCopy, || run(&mut engine)) } else { run(&mut engine) };
+        outcome.tokens[&fork] == reference(&spec)
+    };
+    assert!(fork(false) && !fork(true));
+}

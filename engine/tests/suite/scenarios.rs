@@ -3,7 +3,9 @@
 //!
 //! ```text
 //! engine blocks=8 block_tokens=4 step=16 sequences=4 waiting=8 cache=on   first line; a new engine
-//! submit a tokens=10 max=3 [like=b] [hold]   a sequence; `like` takes the prompt of another as far as it goes
+//! submit a tokens=10 max=3 [like=b] [hold] [report]
+//!                                             a sequence; `like` takes the prompt of another as far as it goes, `report`
+//!                                             asks for the log-probabilities of the prompt
 //! reserve a tokens=10 max=3                   a reservation
 //! step [n]                                    n steps: tokens and sequences of the batch, and events
 //! interrupt                                   a step that is interrupted
@@ -109,7 +111,8 @@ impl Scenario {
             tokens[..shared].copy_from_slice(&theirs[..shared]);
         }
         let until = if words.contains(&"hold") { Until::FirstToken } else { Until::Finished };
-        let spec = SequenceSpec { until, ..spec(tokens.clone(), options.number("max", 100)) };
+        let mut spec = SequenceSpec { until, ..spec(tokens.clone(), options.number("max", 100)) };
+        spec.sampling.prompt_logprobs = words.contains(&"report").then_some(0);
         match how(&mut self.engine, spec) {
             Ok((id, text)) => {
                 self.names.insert(name.to_owned(), (id, tokens));
@@ -133,9 +136,11 @@ impl Scenario {
             let event = match event {
                 EngineEvent::Scheduled { cached, .. } => format!("scheduled, {cached} cached"),
                 EngineEvent::Sealed { tokens, .. } => format!("sealed to {tokens}"),
-                EngineEvent::Token { index, finish: None, .. } => format!("token {index}"),
-                EngineEvent::Token { index, finish: Some(finish), .. } => {
-                    format!("token {index}, {finish:?}")
+                EngineEvent::Token { index, finish, prompt, .. } => {
+                    let reported = prompt.map(|report| report.logprobs.len()).filter(|&tokens| tokens > 0);
+                    let reported = reported.map_or(String::new(), |tokens| format!(", reports {tokens}"));
+                    let finish = finish.map_or(String::new(), |finish| format!(", {finish:?}"));
+                    format!("token {index}{reported}{finish}")
                 }
                 EngineEvent::Failed { error, .. } => error.to_string(),
             };

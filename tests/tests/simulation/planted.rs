@@ -13,7 +13,7 @@ pub(crate) enum Planted {
 }
 
 /// Each bug, and what it does wrong.
-pub(crate) const ALL: [(Planted, &str); 23] = [
+pub(crate) const ALL: [(Planted, &str); 24] = [
     (Planted::Worker(WorkerBug::NoFencing), "no attempt is refused for a later one"),
     (Planted::Worker(WorkerBug::RenewalByStaleAttempt), "a fenced attempt may renew"),
     (Planted::Worker(WorkerBug::EpochNotChecked), "a reference of another life is believed"),
@@ -28,6 +28,7 @@ pub(crate) const ALL: [(Planted, &str); 23] = [
     (Planted::Engine(EngineBug::ActivateWithoutProof), "decode starts whether or not the digest holds"),
     (Planted::Engine(EngineBug::ImportWithoutChecksum), "checksums that come are not compared"),
     (Planted::Engine(EngineBug::CacheBeforeProof), "blocks enter the prefix cache before they are proven"),
+    (Planted::Engine(EngineBug::ForkWithoutCopy), "a block that is shared in part is not copied"),
     (Planted::Engine(EngineBug::RandomByAttempt), "random numbers begin anew with every attempt"),
     (Planted::Router(RouterBug::AttemptNotRaised), "a replay has the number of the attempt that failed"),
     (Planted::Router(RouterBug::EmitUnorderedTokens), "tokens go out in whatever order they come"),
