@@ -1,6 +1,7 @@
 //! How fast the CPU backend is: `speed MODEL [THREADS [PROMPT_TOKENS [DECODE_TOKENS [BATCH]]]]`.
 //!
-//! Prints one line each for prefill (chunks of 512) and decode (BATCH sequences, one token each per step).
+//! Prints one line each for prefill (chunks of 512), decode (BATCH sequences, one token each per step), and the choice
+//! of a token from logits.
 
 use std::path::Path;
 use std::time::Instant;
@@ -10,6 +11,8 @@ use engine::backend::cpu::{self, CpuOptions};
 use engine::batch::Logits;
 use engine::model::conformance::{Part, Rows, Sequence, batch};
 use engine::model::{Interrupt, Model};
+use engine::sampling::{History, Rules, Sampler};
+use proto::{SamplingParams, StopConditions};
 
 const BLOCK_TOKENS: usize = 16;
 const CHUNK: usize = 512;
@@ -56,6 +59,31 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         step(&parts)?;
     }
     report("decode", decode * sequences, start);
+    choices(logits.row(0))
+}
+
+/// Times choosing a token in several ways.
+fn choices(logits: &[f32]) -> Result<(), Box<dyn std::error::Error>> {
+    const TIMES: usize = 200;
+    let greedy = SamplingParams::default();
+    let warm = SamplingParams { temperature: 1.0, ..greedy.clone() };
+    let ways = [
+        ("greedy", greedy.clone()),
+        ("greedy, 20 alternatives", SamplingParams { logprobs: Some(20), ..greedy }),
+        ("sampled", warm.clone()),
+        ("sampled, top-k 40, top-p 0.9", SamplingParams { top_k: Some(40), top_p: 0.9, ..warm.clone() }),
+        ("sampled, top-p 0.9", SamplingParams { top_p: 0.9, ..warm }),
+    ];
+    let (mut sampler, stop) = (Sampler::new(logits.len()), StopConditions::default());
+    for (name, sampling) in ways {
+        let start = Instant::now();
+        for position in 0..TIMES {
+            let history = History { tokens: &[0], generated: 0, position };
+            sampler.choose(logits, history, Rules { sampling: &sampling, stop: &stop, allowed: None })?;
+        }
+        let milliseconds = start.elapsed().as_secs_f64() * 1e3 / TIMES as f64;
+        println!("choice, {name}: {milliseconds:.3} ms");
+    }
     Ok(())
 }
 

@@ -320,7 +320,8 @@ impl Dispatch {
             // Another router has given every token already, and died before it could say the end.
             return self.end(Ok(()), out);
         }
-        match pools.place(&self.generation.model, self.config.placement, &self.failed) {
+        let Generation { model, beside, .. } = &self.generation;
+        match pools.place(model, self.config.placement, &self.failed, beside.as_ref()) {
             Ok(placement) => self.start(placement, out),
             Err(unplaceable) => {
                 let since = match self.phase {

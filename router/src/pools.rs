@@ -14,7 +14,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use proto::{Error, ModelDescription, PlacementKind, Reason, Role, WorkerDescription, WorkerEpoch};
+use proto::{Error, ModelDescription, Placed, PlacementKind, Reason, Role, WorkerDescription, WorkerEpoch};
 use serde::{Deserialize, Serialize};
 
 use worker::Worker;
@@ -242,14 +242,19 @@ impl Pools {
         groups.into_iter().map(|(own, ..)| (own.model.name.clone(), own.clone())).collect()
     }
 
-    /// Chooses workers for a request: the ones whose turn it is. `failed` are workers that failed this request
-    /// before, the latest last: they are chosen only when there is no other, and the latest after the rest.
+    /// Chooses workers for a request: those of the placement that it wants to be `beside`, or else the ones whose turn it
+    /// is. `failed` are workers that failed this request before, the latest last: they are chosen only when there is no
+    /// other, and the latest after the rest.
     pub fn place(
         &self,
         model: &str,
         mode: PlacementMode,
         failed: &[String],
+        beside: Option<&Placed>,
     ) -> Result<Placement, Unplaceable> {
+        if let Some(placement) = beside.and_then(|placed| self.beside(model, mode, failed, placed)) {
+            return Ok(placement);
+        }
         let decode = self.next(Role::Decode, model, failed);
         let prefill = match mode {
             PlacementMode::Fused => None,
@@ -265,13 +270,44 @@ impl Pools {
         })
     }
 
-    fn next(&self, role: Role, model: &str, failed: &[String]) -> Option<&Worker> {
-        let failure = |worker: &Worker| failed.iter().rposition(|address| *address == worker.address);
+    /// The very workers of `placed`, if they take requests now, none has failed this one, and the mode allows it.
+    fn beside(
+        &self,
+        model: &str,
+        mode: PlacementMode,
+        failed: &[String],
+        placed: &Placed,
+    ) -> Option<Placement> {
+        let allowed = match placed.kind() {
+            PlacementKind::Split => mode != PlacementMode::Fused,
+            PlacementKind::Fused => mode != PlacementMode::Split,
+        };
+        let find = |role, address: &String| {
+            let mut live = self.live(role, model).filter(|_| allowed && !failed.contains(address));
+            live.find(|worker| worker.address == *address)
+        };
+        let decode = find(Role::Decode, &placed.decode)?;
+        let prefill = match &placed.prefill {
+            Some(address) => Some(find(Role::Prefill, address)?),
+            None => None,
+        };
+        Some(Placement {
+            prefill: prefill.map(|worker| self.take_turn(worker)),
+            decode: self.take_turn(decode),
+        })
+    }
+
+    /// The workers that take requests for the model.
+    fn live(&self, role: Role, model: &str) -> impl Iterator<Item = &Worker> {
         self.workers
             .iter()
-            .filter(|worker| worker.role == role && worker.serves(model))
+            .filter(move |worker| worker.role == role && worker.serves(model))
             .filter(|worker| worker.state() == WorkerState::Live)
-            .min_by_key(|worker| (failure(worker), worker.turn.load(Ordering::Relaxed)))
+    }
+
+    fn next(&self, role: Role, model: &str, failed: &[String]) -> Option<&Worker> {
+        let failure = |worker: &Worker| failed.iter().rposition(|address| *address == worker.address);
+        self.live(role, model).min_by_key(|worker| (failure(worker), worker.turn.load(Ordering::Relaxed)))
     }
 
     fn take_turn(&self, worker: &Worker) -> PlacedWorker {

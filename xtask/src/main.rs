@@ -7,6 +7,7 @@ mod model;
 mod process;
 mod stages;
 mod tidy;
+mod watermark;
 
 use clap::{Parser, Subcommand};
 
@@ -53,6 +54,18 @@ enum Task {
         /// One target; all of them by default
         target: Option<String>,
     },
+    /// Look for the watermark in a text that comes on standard input
+    Watermark {
+        /// The key that the text is asked about
+        #[arg(long)]
+        key: u64,
+        /// Share of the vocabulary that is green
+        #[arg(long, default_value_t = 0.25)]
+        gamma: f32,
+        /// Whose tokens the text is made of
+        #[arg(long, value_enum, default_value_t = model::Name::Smollm2)]
+        model: model::Name,
+    },
     /// Measure, and print figures side by side
     Bench {
         /// Which benchmark
@@ -71,6 +84,7 @@ fn main() -> anyhow::Result<()> {
         Task::FetchClients => clients::fetch().map(|folder| println!("clients: {}", folder.display())),
         Task::E2eBinary => stages::e2e_binary(),
         Task::Fuzz { short, seconds, target } => fuzz::run(&fuzz::Plan { short, seconds, only: target }),
+        Task::Watermark { key, gamma, model } => watermark::detect(model, key, gamma),
         Task::Bench { name } => bench::run(name),
     }
 }

@@ -14,3 +14,4 @@ mod operations;
 mod planted;
 mod prompt_report;
 mod scenarios;
+mod watermark;

@@ -224,7 +224,7 @@ fn generation(command: &Command<'_>) -> Generation {
         },
         time_left: command.duration("time").unwrap_or(Duration::from_mins(1)),
         probe: false,
-        beside: None,
+        beside: command.get::<String>("beside").map(|place| script::placed(&place)),
     }
 }
 

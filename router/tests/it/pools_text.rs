@@ -84,7 +84,8 @@ impl Scene {
         let mode: PlacementMode = command.get("mode").unwrap_or_default();
         let model = command.get("model").unwrap_or_else(|| "m".to_owned());
         let failed = command.list("failed").unwrap_or_default();
-        match self.pools.place(&model, mode, &failed) {
+        let beside = command.get::<String>("beside").map(|place| script::placed(&place));
+        match self.pools.place(&model, mode, &failed, beside.as_ref()) {
             Ok(placement) => {
                 let prefill = placement.prefill.as_ref().map(|worker| format!("{} → ", worker.address));
                 let line = format!("{}{}", prefill.unwrap_or_default(), placement.decode.address);

@@ -6,8 +6,8 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use proto::{
-    Digest, KvDtype, KvLayout, ModelDescription, Reason, Role, WorkerDescription, WorkerEpoch,
-    worker::PROTOCOL_VERSION,
+    Attempt, Digest, KvDtype, KvLayout, ModelDescription, Placed, Reason, Role, WorkerDescription,
+    WorkerEpoch, worker::PROTOCOL_VERSION,
 };
 
 /// The words of a command: first the plain ones, then `key=value`.
@@ -86,6 +86,15 @@ pub(crate) fn role(name: &str) -> Role {
         Some(b'd') => Role::Decode,
         _ => Role::Router,
     }
+}
+
+/// A placement like `p1,d1`, or `d1` where it is fused.
+pub(crate) fn placed(workers: &str) -> Placed {
+    let (prefill, decode) = match workers.split_once(',') {
+        Some((prefill, decode)) => (Some(prefill.to_owned()), decode),
+        None => (None, workers),
+    };
+    Placed { attempt: Attempt(0), prefill, decode: decode.to_owned() }
 }
 
 /// A worker of the model `m`.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use gateway::resume::{Action, Event, Resume};
-use proto::{Attempt, Error, Generation, Reason, RequestId};
+use proto::{Attempt, Error, Generation, Placed, Reason, RequestId};
 use router::dispatch::Emission;
 
 use crate::checks::{Check, Violation, ensure};
@@ -23,6 +23,8 @@ pub(crate) struct Client {
     call: Option<CallKey>,
     router: Option<Node>,
     tokens: usize,
+    /// Where it was placed last.
+    placed: Option<Placed>,
     outcome: Option<Result<(), Error>>,
     pub(crate) over_at: Option<Duration>,
     /// A fault has struck one of the request's calls.
@@ -62,7 +64,7 @@ impl World {
             stop: planned.stop.clone(),
             time_left: planned.time_left,
             probe: false,
-            beside: None,
+            beside: planned.sibling.and_then(|other| self.clients[other].placed.clone()),
         };
         let mut resume = Resume::new(generation, self.now, RESUME_WINDOW);
         self.push_at(resume.deadline(), What::ClientDeadline(request));
@@ -142,6 +144,10 @@ impl World {
         match (self.calls[key].purpose.clone(), answer) {
             (Purpose::Client(request), Answer::Emission(Emission::Token(token))) => {
                 self.on_client(request, Event::Token(token))
+            }
+            (Purpose::Client(request), Answer::Emission(Emission::Placed(placed))) => {
+                self.clients[request].placed = Some(placed);
+                Ok(())
             }
             _ => Ok(()),
         }

@@ -35,6 +35,8 @@ pub(crate) struct PlannedRequest {
     pub(crate) sampling: SamplingParams,
     pub(crate) stop: StopConditions,
     pub(crate) time_left: Duration,
+    /// The request whose prompt it shares, and beside which it wants to be placed.
+    pub(crate) sibling: Option<usize>,
     pub(crate) oracle: Oracle,
 }
 
@@ -99,7 +101,16 @@ impl Plan {
     fn draw_requests(rng: &mut Rng) -> Vec<PlannedRequest> {
         let base: Vec<TokenId> = (0..40).map(|_| rng.below(MODEL.vocab) as TokenId).collect();
         let count = rng.pick(&[1, 1, 2, 2, 3, 4]);
-        (0..count).map(|_| PlannedRequest::draw(rng, &base)).collect()
+        let mut requests: Vec<PlannedRequest> = Vec::new();
+        for index in 0..count {
+            let request = PlannedRequest::draw(rng, &base);
+            let leader = (index > 0 && rng.percent(25)).then(|| rng.below(index));
+            requests.push(match leader {
+                Some(leader) => request.beside(leader, &requests[leader]),
+                None => request,
+            });
+        }
+        requests
     }
 
     /// A request without sampling, for a cluster that is whole.
@@ -107,7 +118,15 @@ impl Plan {
         let sampling = SamplingParams::default();
         let stop = StopConditions { max_tokens: 3, ..StopConditions::default() };
         let oracle = Oracle::new(&prompt, &sampling, &stop);
-        PlannedRequest { at: Duration::ZERO, prompt, sampling, stop, time_left: PATIENT, oracle }
+        PlannedRequest {
+            at: Duration::ZERO,
+            prompt,
+            sampling,
+            stop,
+            time_left: PATIENT,
+            sibling: None,
+            oracle,
+        }
     }
 
     fn draw_engine(rng: &mut Rng, most_tokens: usize) -> EngineConfig {
@@ -167,6 +186,14 @@ impl PlannedRequest {
             oracle = Oracle::new(&prompt, &sampling, &stop);
         }
         let time_left = if rng.percent(30) { rng.millis(20, 1500) } else { PATIENT };
-        Self { at: rng.millis(0, 150), prompt, sampling, stop, time_left, oracle }
+        Self { at: rng.millis(0, 150), prompt, sampling, stop, time_left, sibling: None, oracle }
+    }
+
+    /// Another continuation of the prompt of request `leader`, a little later.
+    fn beside(self, leader: usize, of: &Self) -> Self {
+        let prompt = of.prompt.clone();
+        let sampling = SamplingParams { sequence: of.sampling.sequence + 1, ..of.sampling.clone() };
+        let oracle = Oracle::new(&prompt, &sampling, &self.stop);
+        Self { at: of.at + self.at / 4, prompt, sampling, sibling: Some(leader), oracle, ..self }
     }
 }
