@@ -1,7 +1,7 @@
 //! A prefill core and a decode core, connected directly: what the two generate together is what one sequence
 //! computed alone would be, token for token.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use decode_worker::core::DecodeCore;
@@ -318,4 +318,73 @@ fn a_later_attempt_goes_on_where_the_tokens_end() {
         assert_eq!(pair.outcomes[request].ids(), expected[generated..]);
         assert_eq!(pair.outcomes[request].tokens[0].index, generated);
     }
+}
+
+#[test]
+fn siblings_are_what_each_would_be_alone() {
+    for (prefill_block, decode_block) in [(4, 4), (4, 8), (16, 3), (3, 5)] {
+        for len in [1, 7, 8, 9, 30] {
+            let mut pair = Pair::new(prefill_block, decode_block);
+            let siblings: Vec<_> = (0..8)
+                .map(|sequence| {
+                    let mut sibling = generation(&format!("s{sequence}"), prompt(2, len), 9);
+                    sibling.sampling =
+                        SamplingParams { temperature: 1.0, seed: 5, sequence, ..SamplingParams::default() };
+                    sibling
+                })
+                .collect();
+            check(&mut pair, &siblings);
+            let different: BTreeSet<_> = pair.outcomes.iter().map(Outcome::ids).collect();
+            assert!(different.len() > 4, "the index of the sequence decides");
+        }
+    }
+}
+
+#[test]
+fn alternatives_and_the_prompts_report_pass_through() {
+    let mut wanted = generation("a", prompt(3, 21), 5);
+    wanted.sampling.logprobs = Some(3);
+    wanted.sampling.prompt_logprobs = Some(2);
+    let mut pair = Pair::new(4, 8);
+    check(&mut pair, &[generation("cold", prompt(3, 21), 5)]);
+    check(&mut pair, &[generation("warm", prompt(3, 21), 5), wanted]);
+    let [cold, warm, told] = pair.outcomes.as_slice() else { panic!("three requests") };
+    for (outcome, cached, reported) in [(cold, 0, 0), (warm, 20, 0), (told, 0, 20)] {
+        let reports: Vec<_> = outcome.tokens.iter().map(|token| token.prompt.as_deref()).collect();
+        assert!(reports[1..].iter().all(Option::is_none), "decode has computed nothing of the prompt");
+        let report = reports[0].expect("the first token of a placement has it");
+        assert_eq!((report.cached_tokens, report.logprobs.len()), (cached, reported));
+    }
+    let report = told.tokens[0].prompt.as_ref().expect("a report");
+    assert!(report.logprobs.iter().zip(&prompt(3, 21)[1..]).all(|(of, token)| of.token.id == *token));
+    assert!(report.logprobs.iter().all(|of| of.top.len() == 2));
+    assert!(warm.tokens.iter().all(|token| token.top.is_empty()));
+    for token in &told.tokens {
+        // It is greedy.
+        assert_eq!((token.top.len(), token.top[0].id), (3, token.id));
+    }
+}
+
+#[test]
+fn a_fused_placement_reports_on_the_prompt_too() {
+    let mut decode = DecodeCore::new(engine(64, 4), config("decode:1", 2));
+    let (call, now) = (CallId(2), Now::ZERO);
+    let mut fused = generation("a", prompt(3, 21), 4);
+    fused.sampling.logprobs = Some(1);
+    fused.sampling.prompt_logprobs = Some(0);
+    let mut actions = Vec::new();
+    decode.on(Event::Decode { call, generation: fused.clone(), handoff: None }, now, &mut actions);
+    while decode.step(&|| now, &mut actions).is_some() {}
+    let tokens: Vec<_> = actions
+        .into_iter()
+        .filter_map(|action| match action {
+            Action::Decode { item: DecodeItem::Token(token), .. } => Some(token),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(tokens.iter().map(|token| token.id).collect::<Vec<_>>(), reference(&fused));
+    assert!(tokens.iter().all(|token| token.top.len() == 1));
+    let reported: Vec<_> =
+        tokens.iter().map(|token| token.prompt.as_ref().map(|report| report.logprobs.len())).collect();
+    assert_eq!(reported, [Some(20), None, None, None]);
 }
