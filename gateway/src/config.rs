@@ -70,6 +70,9 @@ pub struct Config {
     pub tool_parser: ToolParser,
     /// The form in which the model writes its reasoning.
     pub reasoning_parser: ReasoningParser,
+    /// Take chat templates out of requests (`chat_template`). A template is a program: its steps are bounded, and its
+    /// memory is not, so only for clients that are trusted.
+    pub request_chat_template: bool,
     /// PEM file with the certificate that HTTP and gRPC are served with, its issuers after it; plain text when absent.
     pub tls_cert: Option<PathBuf>,
     /// PEM file with that certificate's private key.
@@ -185,6 +188,7 @@ impl Default for Config {
             watermark_delta: 2.0,
             tool_parser: ToolParser::default(),
             reasoning_parser: ReasoningParser::default(),
+            request_chat_template: false,
             tls_cert: None,
             tls_key: None,
             tls_client_ca: None,

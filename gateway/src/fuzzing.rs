@@ -87,7 +87,10 @@ pub fn take(front: Front, body: &[u8], script: &Script) -> Result<Taken, Refused
             )
         }
         Front::Vllm => answered::<MindIe, _>(|| vllm::parse(config, body), script),
-        Front::Chat => answered::<OpenAi, _>(|| openai::parse_chat(body), script),
+        Front::Chat => {
+            let setting = openai::Setting { config, model: &|_| Ok(script.model.clone()) };
+            answered::<OpenAi, _>(|| openai::parse_chat(body, &setting), script)
+        }
     }
 }
 

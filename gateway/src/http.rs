@@ -161,7 +161,12 @@ pub(crate) async fn vllm_generate(State(service): Shared, request: Request) -> R
     responses((status = 200, description = "the answer, or a stream of its chunks", content(
         (ChatAnswer = "application/json"), (String = "text/event-stream"))), OpenAiRefusals))]
 pub(crate) async fn chat_completions(State(service): Shared, request: Request) -> Response {
-    serve::<OpenAi, _>(&service, "openai", request, |_, body| openai::parse_chat(body)).await
+    serve::<OpenAi, _>(&service, "openai", request, |service, body| {
+        let setting =
+            openai::Setting { config: &service.config, model: &|name| service.model(name, "model") };
+        openai::parse_chat(body, &setting)
+    })
+    .await
 }
 
 /// Continues texts.

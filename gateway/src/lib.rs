@@ -32,6 +32,7 @@ pub mod resume;
 mod route;
 mod service;
 pub mod text;
+pub mod tools;
 
 #[cfg(test)]
 #[path = "../tests/suite/support/bundle.rs"]

@@ -82,26 +82,25 @@ pub(crate) mod tests {
 
     /// A started answer of a model whose text no writer looks at.
     pub(crate) fn started(name: &str, prompt_tokens: usize, prompt_text: Option<&str>) -> Started {
-        let bundle = crate::bundle::byte_bundle();
+        let model = model(name, &crate::bundle::byte_bundle());
+        let prompt = vec![7; prompt_tokens].into();
+        Started { model, prompt_tokens, prompt, prompt_text: prompt_text.map(ToOwned::to_owned) }
+    }
+
+    /// A model with this text.
+    pub(crate) fn model(name: &str, bundle: &TokenizerBundle) -> Arc<Model> {
         let description = ModelDescription {
             name: name.to_owned(),
             fingerprint: Digest([0xab; 32]),
             tokenizer: bundle.digest(),
             context_len: 64,
-            vocab_size: TokenizerBundle::vocab_size(&bundle),
+            vocab_size: bundle.vocab_size(),
             numerics: "test".to_owned(),
         };
         let text = Arc::new(bundle.open().unwrap());
         let token_bytes_max = crate::models::token_bytes_max(&text);
         let grammars = checkpoint::grammar::GrammarEnv::of_bundle(&bundle).ok().map(Arc::new);
-        let model = Model { description, text, token_bytes_max, grammars };
-        let prompt = vec![7; prompt_tokens].into();
-        Started {
-            model: Arc::new(model),
-            prompt_tokens,
-            prompt,
-            prompt_text: prompt_text.map(ToOwned::to_owned),
-        }
+        Arc::new(Model { description, text, token_bytes_max, grammars })
     }
 
     /// Pieces with these texts, 5 ms apart, the last with this finish.

@@ -18,7 +18,7 @@ pub(super) enum Spelling {
 }
 
 /// A token of a chat's answer, and what might have stood in its place.
-#[derive(Serialize)]
+#[derive(Debug, Serialize)]
 pub(super) struct Entry {
     token: String,
     logprob: f32,
@@ -26,7 +26,7 @@ pub(super) struct Entry {
     top_logprobs: Vec<Alternative>,
 }
 
-#[derive(Serialize)]
+#[derive(Debug, Serialize)]
 struct Alternative {
     token: String,
     logprob: f32,

@@ -8,14 +8,23 @@ pub(crate) const END: u32 = 257;
 /// Tokens in all.
 pub(crate) const VOCAB: usize = 261;
 
+/// A template that knows of roles and contents alone.
+const TEMPLATE: &str = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}\
+                        {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
+
 /// Ids 0 to 255 are bytes.
 pub(crate) fn byte_bundle() -> TokenizerBundle {
+    byte_bundle_with(TEMPLATE, &[])
+}
+
+/// The same with another chat template, and with special tokens after all others.
+pub(crate) fn byte_bundle_with(template: &str, special: &[&str]) -> TokenizerBundle {
     let mut tokens: Vec<String> = printable_bytes().into_iter().map(String::from).collect();
     tokens.extend(["<|im_start|>", "<|im_end|>", "ABC", "DEF", "GH"].map(ToOwned::to_owned));
     let mut kinds = vec![1; VOCAB];
     kinds[256..=END as usize].fill(3);
-    let template = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}\
-                    {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
+    tokens.extend(special.iter().map(ToString::to_string));
+    kinds.resize(tokens.len(), 3);
     let file = tempfile::NamedTempFile::new().expect("a temporary file");
     GgufWriter::new()
         .string("general.architecture", "llama")
