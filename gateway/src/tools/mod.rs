@@ -20,6 +20,8 @@ mod reasoning;
 mod tool;
 
 #[cfg(test)]
+mod grammar_tests;
+#[cfg(test)]
 mod tests;
 
 use std::sync::Arc;

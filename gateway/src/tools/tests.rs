@@ -41,14 +41,12 @@ fn run(form: Form, trust: Trust, pieces: &[&str]) -> Vec<Event> {
 
 /// Contents in quotes, calls as `name arguments`.
 fn shown(events: &[Event]) -> String {
-    let mut text = String::new();
-    for event in events {
-        match event {
-            Event::Content(content) => text.push_str(&format!("{content:?} ")),
-            Event::Call { index, name } => text.push_str(&format!("{index}:{name}")),
-            Event::Arguments { fragment, .. } => text.push_str(&format!("{fragment} ")),
-        }
-    }
+    let texts = events.iter().map(|event| match event {
+        Event::Content(content) => format!("{content:?} "),
+        Event::Call { index, name } => format!("{index}:{name}"),
+        Event::Arguments { fragment, .. } => format!("{fragment} "),
+    });
+    let text = texts.collect::<Vec<_>>().concat();
     text.trim_end().to_owned()
 }
 

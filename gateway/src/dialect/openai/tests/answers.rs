@@ -75,7 +75,9 @@ fn put_whole(body: &Value, index: usize) -> Put {
     let choice = &body["choices"][index];
     let message = &choice["message"];
     assert_eq!((&choice["index"], &message["role"]), (&json!(index), &json!("assistant")));
-    let call = |call: &Value| (text(&call["id"]), text(&call["function"]["name"]), text(&call["function"]["arguments"]));
+    let call = |call: &Value| {
+        (text(&call["id"]), text(&call["function"]["name"]), text(&call["function"]["arguments"]))
+    };
     let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
     let function_call = message.get("function_call");
     Put {
@@ -117,7 +119,8 @@ fn answer(place: &Place, body: &Value, pieces: &[Piece]) -> Put {
     of_body
 }
 
-const CALL: &str = "<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"location\": \"Bonn\"}}\n</tool_call>";
+const CALL: &str =
+    "<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"location\": \"Bonn\"}}\n</tool_call>";
 
 fn characters(text: &str) -> Vec<String> {
     text.chars().map(String::from).collect()
@@ -172,7 +175,8 @@ fn usage_comes_last_when_asked_for_or_always() {
 
 #[test]
 fn a_whole_answer_prints_what_it_has_not_as_null() {
-    let body = body_of(&Place::plain(), &with(json!({})), &pieces(&["Hel", "lo"], Finish::StopString("x".into())));
+    let body =
+        body_of(&Place::plain(), &with(json!({})), &pieces(&["Hel", "lo"], Finish::StopString("x".into())));
     assert_eq!(
         body,
         json!({"id": body["id"], "object": "chat.completion", "created": body["created"], "model": "m",
@@ -209,7 +213,8 @@ fn every_choice_has_one_role_and_one_finish() {
     assert_eq!(roles, 2);
     let mut writer = place.call(&with(json!({"n": 2}))).unwrap().writer;
     let body: Value =
-        serde_json::from_slice(&writer.whole(&[started], &says.each_ref().map(|pieces| whole(pieces)))).unwrap();
+        serde_json::from_slice(&writer.whole(&[started], &says.each_ref().map(|pieces| whole(pieces))))
+            .unwrap();
     for (index, streamed) in [first, second].into_iter().enumerate() {
         assert_eq!(put_whole(&body, index), streamed);
     }
@@ -222,7 +227,8 @@ fn calls_are_streamed_and_whole_the_same() {
     let says = answer(&place, &body, &in_characters(&format!("Let me see.\n{CALL}\n{CALL}"), Finish::Eos));
     assert_eq!(says.content, "Let me see.");
     let call = ("get_weather", "{\"location\": \"Bonn\"}");
-    let calls: Vec<(&str, &str)> = says.calls.iter().map(|(_, name, arguments)| (&**name, &**arguments)).collect();
+    let calls: Vec<(&str, &str)> =
+        says.calls.iter().map(|(_, name, arguments)| (&**name, &**arguments)).collect();
     assert_eq!(calls, [call, call]);
     assert_ne!(says.calls[0].0, says.calls[1].0);
     assert_eq!(says.finish_reason.as_deref(), Some("tool_calls"));
@@ -233,7 +239,10 @@ fn calls_are_streamed_and_whole_the_same() {
         ("<tool_call>\n{\"name\": \"x\", \"arguments\": {}}\n</tool_call>", Finish::Eos, "stop"),
     ] {
         let says = answer(&place, &body, &in_characters(text, finish));
-        assert_eq!((says.content.as_str(), says.calls.len(), says.finish_reason.as_deref()), (text, 0, Some(reason)));
+        assert_eq!(
+            (says.content.as_str(), says.calls.len(), says.finish_reason.as_deref()),
+            (text, 0, Some(reason))
+        );
     }
     // With calls alone the content is null.
     let body = body_of(&place, &body, &in_characters(CALL, Finish::Eos));
@@ -301,7 +310,8 @@ fn every_token_has_its_probability_once() {
         }
         for piece in &mut pieces {
             piece.token.id = 97 + piece.token.index as u32 % 26;
-            piece.token.top = vec![TokenLogprob { id: 98, logprob: -0.5 }, TokenLogprob { id: 99, logprob: -0.75 }];
+            piece.token.top =
+                vec![TokenLogprob { id: 98, logprob: -0.5 }, TokenLogprob { id: 99, logprob: -0.75 }];
         }
         let says = answer(&place, &body, &pieces);
         assert_eq!((says.logprobs.len(), says.token_ids.len()), (pieces.len(), pieces.len()), "{text}");
@@ -312,8 +322,15 @@ fn every_token_has_its_probability_once() {
         );
         assert_eq!(says.token_ids[0], 97);
     }
-    let says = answer(&place, &with(json!({"logprobs": true, "return_tokens_as_token_ids": true})), &pieces(&["x"], Finish::Eos));
-    assert_eq!((&says.logprobs[0]["token"], &says.logprobs[0]["top_logprobs"]), (&json!("token_id:0"), &json!([])));
+    let says = answer(
+        &place,
+        &with(json!({"logprobs": true, "return_tokens_as_token_ids": true})),
+        &pieces(&["x"], Finish::Eos),
+    );
+    assert_eq!(
+        (&says.logprobs[0]["token"], &says.logprobs[0]["top_logprobs"]),
+        (&json!("token_id:0"), &json!([]))
+    );
     // They do not wait for a call to be complete.
     let long = in_characters(&format!("{}{}", &CALL[..55], "x".repeat(200)), Finish::Length);
     let events = events_of(&place, &body, &long);
@@ -350,7 +367,11 @@ fn mlc_names_the_role_in_every_chunk_and_streams_calls_as_text() {
         assert_eq!((&chunk["model"], &chunk["usage"]), (&json!("dist/any"), &Value::Null));
         let delta = &chunk["choices"][0]["delta"];
         assert_eq!(delta["role"], "assistant");
-        assert!(delta["content"].is_string() && delta["tool_calls"].is_null() && delta.get("tool_call_id").is_some());
+        assert!(
+            delta["content"].is_string()
+                && delta["tool_calls"].is_null()
+                && delta.get("tool_call_id").is_some()
+        );
     }
     let says = put(&chunks, 0);
     assert_eq!((says.content.as_str(), says.finish_reason.as_deref()), (text, Some("tool_calls")));
@@ -358,14 +379,20 @@ fn mlc_names_the_role_in_every_chunk_and_streams_calls_as_text() {
     let choice = &said["choices"][0];
     assert_eq!(
         (&choice["message"]["tool_calls"][0]["function"], &choice["finish_reason"]),
-        (&json!({"name": "get_weather", "arguments": {"location": "Bonn", "unit": "celsius"}}), &json!("tool_calls"))
+        (
+            &json!({"name": "get_weather", "arguments": {"location": "Bonn", "unit": "celsius"}}),
+            &json!("tool_calls")
+        )
     );
     assert_eq!((&choice["message"]["content"], &said["usage"]["extra"]), (&Value::Null, &Value::Null));
     assert!(said["usage"].get("extra").is_some());
     // What is no call is a failure, in words.
     let said = body_of(&place, &body, &crate::dialect::tests::pieces(&["Sunny."], Finish::Eos));
     let choice = &said["choices"][0];
-    assert_eq!((&choice["message"]["content"], &choice["finish_reason"]), (&json!("Sunny."), &json!("error")));
+    assert_eq!(
+        (&choice["message"]["content"], &choice["finish_reason"]),
+        (&json!("Sunny."), &json!("error"))
+    );
 }
 
 #[test]

@@ -91,10 +91,7 @@ fn a_template_without_tools_is_told_of_them_in_words_that_it_knows() {
                 "<tool_call>\n{\"name\":\"get_weather\",\"arguments\":{\"location\":\"Bonn\"}}\n</tool_call>\n\
                  <tool_call>\n{\"name\":\"now\",\"arguments\":{}}\n</tool_call>",
             ),
-            said(
-                "user",
-                "<tool_response>\nsunny\n</tool_response>\n<tool_response>\nnoon\n</tool_response>",
-            ),
+            said("user", "<tool_response>\nsunny\n</tool_response>\n<tool_response>\nnoon\n</tool_response>",),
         ]
     );
 }
@@ -148,13 +145,22 @@ fn a_fault_names_its_message() {
         ),
         (call(json!({})), "messages[0].tool_calls[0].function: is required"),
         (call(json!({"function": {}})), "messages[0].tool_calls[0].function.name: is required"),
-        (call(json!({"type": "custom"})), "messages[0].tool_calls[0].type: expected \"function\", got \"custom\""),
+        (
+            call(json!({"type": "custom"})),
+            "messages[0].tool_calls[0].type: expected \"function\", got \"custom\"",
+        ),
         (
             call(json!({"function": {"name": "f", "arguments": 5}})),
             "messages[0].tool_calls[0].function.arguments: expected a string",
         ),
-        (call(json!({"function": {"name": "a b"}})), "messages[0].tool_calls[0].function.name: expected 1 to 64 of"),
-        (call(json!({"id": "", "function": {"name": "f"}})), "messages[0].tool_calls[0].id: expected 1 to 512"),
+        (
+            call(json!({"function": {"name": "a b"}})),
+            "messages[0].tool_calls[0].function.name: expected 1 to 64 of",
+        ),
+        (
+            call(json!({"id": "", "function": {"name": "f"}})),
+            "messages[0].tool_calls[0].id: expected 1 to 512",
+        ),
     ] {
         let fault = place.read(&body).unwrap_err();
         assert!(fault.starts_with(start), "{body}: {fault}");
@@ -162,5 +168,8 @@ fn a_fault_names_its_message() {
     let late = json!({"messages": [said("user", "x"), said("system", "y")]});
     assert!(place.read(&late).is_ok());
     let fault = Place::mlc().read(&late).unwrap_err();
-    assert!(fault.starts_with("messages[1].role: expected a system message at the beginning alone"), "{fault}");
+    assert!(
+        fault.starts_with("messages[1].role: expected a system message at the beginning alone"),
+        "{fault}"
+    );
 }

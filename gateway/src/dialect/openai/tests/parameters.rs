@@ -73,7 +73,10 @@ fn a_seed_has_64_bits_with_sign_to_the_last_digit() {
     let place = Place::plain();
     let seed = |digits: &str| {
         let body = format!(r#"{{"messages": [{{"role": "user", "content": "x"}}], "seed": {digits}}}"#);
-        place.parse_bytes(body.as_bytes()).map(|call| call.requests[0].seed).map_err(|fault| fault.to_string())
+        place
+            .parse_bytes(body.as_bytes())
+            .map(|call| call.requests[0].seed)
+            .map_err(|fault| fault.to_string())
     };
     for (digits, expected) in [
         ("-9223372036854775808", 1 << 63),
@@ -103,7 +106,10 @@ fn a_fault_names_its_field() {
         (json!({"presence_penalty": 3}), "presence_penalty: "),
         (json!({"frequency_penalty": -3}), "frequency_penalty: "),
         (json!({"repetition_penalty": 0}), "repetition_penalty: "),
-        (json!({"repetition_penalty": 1e-45}), "repetition_penalty: expected a number of at least 1.1754944e-38"),
+        (
+            json!({"repetition_penalty": 1e-45}),
+            "repetition_penalty: expected a number of at least 1.1754944e-38",
+        ),
         (json!({"repetition_penalty": 1e-40}), "repetition_penalty: "),
         (json!({"top_k": -2}), "top_k: "),
         (json!({"seed": "x"}), "seed: expected an integer in [-9223372036854775808, 9223372036854775807]"),
@@ -112,17 +118,26 @@ fn a_fault_names_its_field() {
         (json!({"stop": 1}), "stop: expected a string or a list"),
         (json!({"stop_token_ids": [-1]}), "stop_token_ids[0]: expected a token id"),
         (json!({"stream": 1}), "stream: expected true or false"),
-        (json!({"stream_options": {"include_usage": true}}), "stream_options: is allowed only when stream is true"),
+        (
+            json!({"stream_options": {"include_usage": true}}),
+            "stream_options: is allowed only when stream is true",
+        ),
         (json!({"n": 0}), "n: expected an integer in [1, 128]"),
         (json!({"n": 129}), "n: expected an integer in [1, 128]"),
         (json!({"top_logprobs": 2}), "top_logprobs: is allowed only when logprobs is true"),
         (json!({"logprobs": true, "top_logprobs": 21}), "top_logprobs: expected an integer in [0, 20]"),
         (json!({"logprobs": 3}), "logprobs: expected true or false"),
-        (json!({"prompt_logprobs": 1, "stream": true}), "prompt_logprobs: is not allowed when stream is true"),
+        (
+            json!({"prompt_logprobs": 1, "stream": true}),
+            "prompt_logprobs: is not allowed when stream is true",
+        ),
         (json!({"logit_bias": {"1": 101}}), "logit_bias.1: expected a number in [-100, 100]"),
         (json!({"priority": 6}), "priority: expected an integer in [1, 5]"),
         (json!({"use_beam_search": true}), "use_beam_search: true is not supported"),
-        (json!({"modalities": ["text", "audio"]}), "modalities: this model answers in text only, got \"audio\""),
+        (
+            json!({"modalities": ["text", "audio"]}),
+            "modalities: this model answers in text only, got \"audio\"",
+        ),
         (json!({"reasoning_effort": 1}), "reasoning_effort: expected a string"),
         (json!({"chat_template": "x"}), "chat_template: is not taken from requests here"),
         (json!({"chat_template_kwargs": []}), "chat_template_kwargs: expected an object"),
@@ -131,7 +146,10 @@ fn a_fault_names_its_field() {
             "continue_final_message: is not allowed when add_generation_prompt is true",
         ),
         (json!({"response_format": {}}), "response_format.type: is required"),
-        (json!({"response_format": {"type": "xml"}}), "response_format.type: expected \"text\", \"json_object\""),
+        (
+            json!({"response_format": {"type": "xml"}}),
+            "response_format.type: expected \"text\", \"json_object\"",
+        ),
         (json!({"response_format": {"type": "json_schema"}}), "response_format.json_schema: is required"),
         (
             json!({"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}}),
@@ -168,7 +186,8 @@ fn a_format_becomes_a_grammar() {
     };
     let schema = json!({"type": "object", "properties": {"a": {"type": "integer"}}});
     let json_schema = Some(Grammar::JsonSchema(schema.to_string().into()));
-    let strict = json!({"type": "json_schema", "json_schema": {"name": "a", "strict": true, "schema": schema}});
+    let strict =
+        json!({"type": "json_schema", "json_schema": {"name": "a", "strict": true, "schema": schema}});
     assert_eq!(grammar(json!({"response_format": strict})), (json_schema.clone(), "response_format"));
     let mlc = json!({"type": "json_object", "schema": schema.to_string()});
     assert_eq!(grammar(json!({"response_format": mlc})).0, json_schema);
@@ -187,8 +206,12 @@ fn a_chat_is_rendered_as_asked() {
     assert_eq!(tail(json!({})), Tail::Assistant);
     assert_eq!(tail(json!({"add_generation_prompt": false})), Tail::Nothing);
     assert_eq!(tail(json!({"add_generation_prompt": false, "continue_final_message": true})), Tail::Continue);
-    let request = place.with(json!({"chat_template_kwargs": {"a": 1}, "documents": [{"text": "x"}]})).unwrap();
-    assert_eq!(Value::Object(chat(&request).variables.clone()), json!({"documents": [{"text": "x"}], "a": 1}));
+    let request =
+        place.with(json!({"chat_template_kwargs": {"a": 1}, "documents": [{"text": "x"}]})).unwrap();
+    assert_eq!(
+        Value::Object(chat(&request).variables.clone()),
+        json!({"documents": [{"text": "x"}], "a": 1})
+    );
     place.config.request_chat_template = true;
     let request = place.with(json!({"chat_template": "x"})).unwrap();
     assert_eq!(chat(&request).template.as_deref(), Some("x"));
@@ -213,7 +236,9 @@ fn effort_is_told_to_templates_that_ask() {
 
 #[test]
 fn mlc_ends_where_the_context_ends_and_may_ignore_every_end() {
-    let request = Place::mlc().with(json!({"max_tokens": 9, "stop": "a", "debug_config": {"ignore_eos": true}})).unwrap();
+    let request = Place::mlc()
+        .with(json!({"max_tokens": 9, "stop": "a", "debug_config": {"ignore_eos": true}}))
+        .unwrap();
     assert_eq!(request.max_tokens, MaxTokens::Clamp(9));
     assert_eq!(request.stop, Stop { ignore_eos: true, ..Stop::default() });
     let request = Place::plain().with(json!({"stop": "a", "debug_config": {"ignore_eos": true}})).unwrap();
@@ -223,7 +248,8 @@ fn mlc_ends_where_the_context_ends_and_may_ignore_every_end() {
 #[test]
 fn an_unknown_model_is_a_fault_of_its_own() {
     let config = Config::default();
-    let setting = Setting { config: &config, model: &|name| Err(Fault::Model(name.unwrap_or_default().to_owned())) };
+    let setting =
+        Setting { config: &config, model: &|name| Err(Fault::Model(name.unwrap_or_default().to_owned())) };
     let body = with(json!({"model": "x"})).to_string();
     assert_eq!(parse_chat(body.as_bytes(), &setting).err(), Some(Fault::Model("x".to_owned())));
 }

@@ -35,7 +35,11 @@ fn others_are_told_in_a_system_message() {
     let Chat { messages, tools: list, .. } = chat(&request);
     assert_eq!((list, messages.len()), (&None, 2));
     let told = messages[0]["content"].as_str().unwrap();
-    assert!(messages[0]["role"] == "system" && told.contains("\"name\":\"get_weather\"") && told.contains("<tool_call>"));
+    assert!(
+        messages[0]["role"] == "system"
+            && told.contains("\"name\":\"get_weather\"")
+            && told.contains("<tool_call>")
+    );
     let body = json!({"messages": [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "x"}], "tools": tools()});
     let request = place.read(&body).unwrap();
     let told = chat(&request).messages[0]["content"].as_str().unwrap();
@@ -91,7 +95,8 @@ fn a_choice_decides_what_may_be_called_and_whether_something_must() {
     };
     let choice = |choice: Value| json!({"tools": tools(), "tool_choice": choice});
     let now = json!({"type": "function", "function": {"name": "now"}});
-    let allowed = |mode: &str| json!({"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [now]}});
+    let allowed =
+        |mode: &str| json!({"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [now]}});
     for (extra, expected) in [
         (json!({"tools": tools()}), ("get_weather now", false)),
         (choice(json!("auto")), ("get_weather now", false)),
@@ -139,7 +144,10 @@ fn grammars_are_those_of_the_form() {
     // A strict tool is called properly or not at all.
     let strict = json!({"tools": [{"type": "function", "function": {"name": "f", "strict": true}}]});
     let (grammar, _) = lark(&place, strict).unwrap();
-    assert!(grammar.contains("lead[lazy]: ANYTHING \"<tool_call>\"") && !grammar.contains("lenient"), "{grammar}");
+    assert!(
+        grammar.contains("lead[lazy]: ANYTHING \"<tool_call>\"") && !grammar.contains("lenient"),
+        "{grammar}"
+    );
 }
 
 #[test]
@@ -193,26 +201,39 @@ fn a_fault_names_its_tool() {
     let place = Place::plain();
     let tool = |function: Value| json!({"tools": [{"type": "function", "function": function}]});
     let choice = |choice: Value| json!({"tools": tools(), "tool_choice": choice});
-    let many: Vec<Value> = (0..129).map(|n| json!({"type": "function", "function": {"name": format!("f{n}")}})).collect();
+    let many: Vec<Value> =
+        (0..129).map(|n| json!({"type": "function", "function": {"name": format!("f{n}")}})).collect();
     for (extra, start) in [
         (json!({"tools": {}}), "tools: expected a list"),
         (json!({"tools": [5]}), "tools[0]: expected an object"),
         (json!({"tools": [{}]}), "tools[0].function: is required"),
-        (json!({"tools": [{"type": "web_search"}]}), "tools[0].type: expected \"function\", got \"web_search\""),
+        (
+            json!({"tools": [{"type": "web_search"}]}),
+            "tools[0].type: expected \"function\", got \"web_search\"",
+        ),
         (json!({"tools": many}), "tools: expected at most 128 functions, got 129"),
         (json!({"tools": [tools()[1], tools()[1]]}), "tools: expected each name once, got \"now\" twice"),
         (tool(json!({})), "tools[0].function.name: is required"),
         (tool(json!({"name": "a b"})), "tools[0].function.name: expected 1 to 64 of"),
         (tool(json!({"name": "a", "strict": 1})), "tools[0].function.strict: expected true or false"),
-        (tool(json!({"name": "a", "parameters": 5})), "tools[0].function.parameters: expected a JSON schema of an object, got 5"),
+        (
+            tool(json!({"name": "a", "parameters": 5})),
+            "tools[0].function.parameters: expected a JSON schema of an object, got 5",
+        ),
         (
             tool(json!({"name": "a", "parameters": {"type": "string"}})),
             "tools[0].function.parameters: expected a JSON schema of type \"object\"",
         ),
         (choice(json!("any")), "tool_choice: expected \"none\", \"auto\", \"required\" or"),
-        (choice(json!({"type": "x"})), "tool_choice.type: expected \"function\" or \"allowed_tools\", got \"x\""),
+        (
+            choice(json!({"type": "x"})),
+            "tool_choice.type: expected \"function\" or \"allowed_tools\", got \"x\"",
+        ),
         (choice(json!({"type": "function"})), "tool_choice.function: is required"),
-        (choice(json!({"type": "function", "function": {"name": "x"}})), "tool_choice: expected a function of tools, got \"x\""),
+        (
+            choice(json!({"type": "function", "function": {"name": "x"}})),
+            "tool_choice: expected a function of tools, got \"x\"",
+        ),
         (
             choice(json!({"type": "allowed_tools", "allowed_tools": {"tools": []}})),
             "tool_choice.allowed_tools.tools: expected at least 1",
@@ -223,8 +244,14 @@ fn a_fault_names_its_tool() {
         ),
         (json!({"tool_choice": "required"}), "tool_choice: needs tools, got none"),
         (json!({"tools": tools(), "functions": [{"name": "f"}]}), "functions: is the older form of tools"),
-        (json!({"functions": [{"name": "f"}], "function_call": "x"}), "function_call: expected \"none\", \"auto\""),
-        (json!({"functions": [{"name": "f"}], "function_call": {"name": "g"}}), "function_call: expected a function of functions"),
+        (
+            json!({"functions": [{"name": "f"}], "function_call": "x"}),
+            "function_call: expected \"none\", \"auto\"",
+        ),
+        (
+            json!({"functions": [{"name": "f"}], "function_call": {"name": "g"}}),
+            "function_call: expected a function of functions",
+        ),
     ] {
         let fault = place.with(extra.clone()).unwrap_err();
         assert!(fault.starts_with(start), "{extra}: {fault}");
