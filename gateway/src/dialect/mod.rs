@@ -99,7 +99,7 @@ pub(crate) mod tests {
         };
         let text = Arc::new(bundle.open().unwrap());
         let token_bytes_max = crate::models::token_bytes_max(&text);
-        let grammars = checkpoint::grammar::GrammarEnv::of_bundle(&bundle).ok().map(Arc::new);
+        let grammars = checkpoint::grammar::GrammarEnv::of_bundle(bundle).ok().map(Arc::new);
         Arc::new(Model { description, text, token_bytes_max, grammars })
     }
 

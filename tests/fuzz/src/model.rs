@@ -30,7 +30,8 @@ pub(crate) fn model() -> &'static Arc<Model> {
             vocab_size: bundle.vocab_size(),
             numerics: "fuzz".to_owned(),
         };
-        Arc::new(Model { description, token_bytes_max: token_bytes_max(&text), text })
+        let grammars = checkpoint::grammar::GrammarEnv::of_bundle(&bundle).ok().map(Arc::new);
+        Arc::new(Model { description, token_bytes_max: token_bytes_max(&text), text, grammars })
     })
 }
 
