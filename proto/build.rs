@@ -9,13 +9,17 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     use prost::Message as _;
 
     println!("cargo::rerun-if-changed=proto");
-    let files = ["types", "worker", "router", "generation"].map(|name| format!("baton/v1/{name}.proto"));
-    let descriptors = protox::compile(files, ["proto"])?;
+    let own = ["types", "worker", "router", "generation"].map(|name| format!("baton/v1/{name}.proto"));
+    let kserve = ["model_config", "grpc_service"].map(|name| format!("inference/{name}.proto"));
+    let descriptors = protox::compile(own.into_iter().chain(kserve), ["proto"])?;
     let out = std::path::PathBuf::from(std::env::var("OUT_DIR")?);
     std::fs::write(out.join("baton.bin"), descriptors.encode_to_vec())?;
     tonic_prost_build::configure()
         .bytes(".baton.v1.KvBlock.slabs")
         .bytes(".baton.v1.TokenizerChunk.bytes")
+        .bytes(".inference.InferTensorContents.bytes_contents")
+        .bytes(".inference.ModelInferRequest.raw_input_contents")
+        .bytes(".inference.ModelInferResponse.raw_output_contents")
         .compile_fds(descriptors)?;
     Ok(())
 }

@@ -129,6 +129,11 @@ impl Answers {
         &self.started
     }
 
+    /// How long the first token waited for its step, if it was not taken yet.
+    pub(crate) fn first_queue_wait(&self) -> Duration {
+        self.ahead.front().map_or(Duration::ZERO, |(_, piece)| piece.token.queue_wait)
+    }
+
     /// The next piece and the choice it belongs to: choices are numbered prompt by prompt. `None` after the last one.
     /// A fault is the last item too.
     pub(crate) async fn next(&mut self) -> Result<Option<(usize, Piece)>, Fault> {

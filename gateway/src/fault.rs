@@ -69,6 +69,9 @@ pub enum Fault {
         /// How many wait.
         waiting: usize,
     },
+    /// The protocol has it, and this server does not.
+    #[error("not supported: {0}")]
+    Unsupported(&'static str),
     /// Another call has ended this one.
     #[error("the request was stopped")]
     Stopped,
@@ -92,6 +95,7 @@ impl Fault {
             Self::Field { .. } | Self::Context { .. } | Self::Body(_) => Reason::InvalidArgument,
             Self::BodyTooLarge { .. } | Self::Encoding(_) => Reason::InvalidArgument,
             Self::Unauthorized(_) | Self::Path(_) | Self::Method { .. } => Reason::InvalidArgument,
+            Self::Unsupported(_) => Reason::InvalidArgument,
             Self::BodyTimeout { .. } => Reason::Deadline,
             Self::Model(_) | Self::Request(_) => Reason::ModelNotFound,
             Self::Busy { .. } => Reason::QueueFull,

@@ -8,6 +8,7 @@ use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::rejection::PathRejection;
 use axum::extract::{DefaultBodyLimit, Path, Request, State};
+use axum::middleware::map_response;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use futures::FutureExt;
@@ -47,18 +48,25 @@ pub(crate) type PathResult = Result<Path<String>, PathRejection>;
 /// All routes. Each family contains its own panics, so that even those are answered in its own words.
 pub(crate) fn routes(service: Arc<Service>) -> Router {
     let body_limit = DefaultBodyLimit::max(service.config.body_bytes_max);
-    let mindie = Router::new()
+    let strict = service.config.triton_strict;
+    let v2 = Router::new()
         .route("/v2/health/live", get(live))
         .route("/v2/health/ready", get(ready))
-        .route("/health", get(ready))
-        .route("/health/{timed}", get(manage::trial))
         .route("/v2/models/{model}/generate", post(triton_generate))
         .route("/v2/models/{model}/generate_stream", post(triton_generate_stream))
         .route("/v2/models/{model}/versions/{version}/generate", post(triton_generate))
         .route("/v2/models/{model}/versions/{version}/generate_stream", post(triton_generate_stream))
         .route("/v2/models/{model}/stopInfer", post(manage::stop))
         .route("/v2/models/{model}/getSlotCount", get(manage::slots))
+        .merge(crate::kserve::http::routes())
+        .layer(map_response(move |response: Response| {
+            std::future::ready(if strict { as_triton(response) } else { response })
+        }));
+    let mindie = Router::new()
+        .route("/health", get(ready))
+        .route("/health/{timed}", get(manage::trial))
         .route("/generate", post(vllm_generate))
+        .merge(v2)
         .layer(CatchPanicLayer::custom(panicked::<MindIe>));
     let openai = Router::new()
         .route("/v1/chat/completions", post(chat_completions))
@@ -73,6 +81,14 @@ pub(crate) fn routes(service: Arc<Service>) -> Router {
         .method_not_allowed_fallback(wrong_method)
         .layer(body_limit)
         .with_state(service)
+}
+
+/// Triton refuses faulty requests with 400, where MindIE says 422.
+fn as_triton(mut response: Response) -> Response {
+    if response.status() == StatusCode::UNPROCESSABLE_ENTITY {
+        *response.status_mut() = StatusCode::BAD_REQUEST;
+    }
+    response
 }
 
 /// Whether the server runs.
@@ -362,7 +378,7 @@ fn panicked<F: Family>(panic: Box<dyn std::any::Any + Send>) -> Response {
     refusal::<F>(&panic_fault(&*panic))
 }
 
-fn panic_fault(panic: &(dyn std::any::Any + Send)) -> Fault {
+pub(crate) fn panic_fault(panic: &(dyn std::any::Any + Send)) -> Fault {
     let text =
         panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
     tracing::error!(message = text.unwrap_or("a panic without a message"), "a handler panicked");

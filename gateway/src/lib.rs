@@ -23,6 +23,7 @@ mod front;
 pub mod fuzzing;
 mod grpc;
 mod http;
+mod kserve;
 mod manage;
 mod metrics;
 pub mod models;
@@ -31,6 +32,7 @@ mod ready;
 pub mod resume;
 mod route;
 mod service;
+mod statistics;
 pub mod text;
 pub mod tools;
 
@@ -50,6 +52,7 @@ use crate::queue::Queue;
 use crate::ready::Readiness;
 use crate::route::Routers;
 use crate::service::{Service, unix_seconds};
+use crate::statistics::Statistics;
 pub use fault::Fault;
 pub use route::Rotation;
 
@@ -92,6 +95,7 @@ pub async fn bind(config: Config, context: Context) -> Result<Gateway, Error> {
         doubt,
         house: Arc::new(Semaphore::new(in_house)),
         queue: Arc::new(Queue::new(config.requests_max, config.queue_max())),
+        statistics: Statistics::default(),
         stoppable: Mutex::default(),
         started_at: unix_seconds(),
         config,

@@ -20,6 +20,7 @@ use crate::models::{Model, Served};
 use crate::queue::{Full, Place, Queue};
 use crate::resume::past_deadline;
 use crate::route::Routers;
+use crate::statistics::{Spent, Statistics};
 
 /// Most sequences of one call: prompts times sequences of each.
 const SEQUENCES_MAX: usize = 2048;
@@ -39,6 +40,8 @@ pub(crate) struct Service {
     pub(crate) house: Arc<Semaphore>,
     /// Bounds those that run.
     pub(crate) queue: Arc<Queue>,
+    /// What each model has served.
+    pub(crate) statistics: Statistics,
     /// The calls that may be stopped by name.
     pub(crate) stoppable: Mutex<HashMap<String, Vec<CancellationToken>>>,
     /// When the gateway started, seconds of Unix time.
@@ -67,6 +70,7 @@ impl Service {
             state: State::Waiting,
             status: CLIENT_GONE,
             place: None,
+            measured: None,
             _permit: permit,
             _busy: self.shutdown.busy(),
         })
@@ -105,11 +109,12 @@ impl Service {
         };
         check_sequences(sequences, first.names.prompt)?;
         let model = self.model(first.model.as_deref(), first.names.model)?;
+        ticket.measured = Some(Measured::new(self.clone(), model.clone()));
         let priority = first.priority;
         let deadline = ticket.arrived.saturating_add(first.deadline(self.config.timeout));
         let id = Uuid::new_v4().simple().to_string();
         tracing::debug!(request = id, model = model.description.name, sequences, "request admitted");
-        let service = self.clone();
+        let (service, began) = (self.clone(), self.clock.now());
         let admission = move || {
             let several = requests.len() > 1;
             let prepared = requests.into_iter().enumerate().map(|(index, request)| {
@@ -119,8 +124,14 @@ impl Service {
             prepared.collect::<Result<Vec<_>, _>>()
         };
         let prepared = self.tasks.spawn_blocking("admit", admission).await??;
+        let admitted = self.clock.now();
         ticket.place = Some(self.place(priority, deadline).await?);
+        let placed = self.clock.now();
         let answers = Answers::start(self.clone(), prepared, ticket.arrived).await?;
+        if let Some(measured) = &mut ticket.measured {
+            measured.spent.input = admitted.saturating_sub(began);
+            measured.spent.queue = placed.saturating_sub(admitted) + answers.first_queue_wait();
+        }
         ticket.running();
         Ok(answers)
     }
@@ -166,6 +177,11 @@ pub(crate) fn unix_seconds() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
+fn unix_milliseconds() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
 /// Refuses a call of more sequences than one may have.
 fn check_sequences(count: usize, field: &str) -> Result<(), Fault> {
     if count <= SEQUENCES_MAX {
@@ -190,8 +206,25 @@ pub(crate) struct Ticket {
     status: u16,
     /// Its place among those that run.
     place: Option<Place>,
+    /// Once its model is known.
+    measured: Option<Measured>,
     _permit: OwnedSemaphorePermit,
     _busy: Busy,
+}
+
+/// What is known of a request for the statistics of its model.
+struct Measured {
+    service: Arc<Service>,
+    model: Arc<Model>,
+    /// Milliseconds of Unix time.
+    arrived_ms: u64,
+    spent: Spent,
+}
+
+impl Measured {
+    fn new(service: Arc<Service>, model: Arc<Model>) -> Self {
+        Self { service, model, arrived_ms: unix_milliseconds(), spent: Spent::default() }
+    }
 }
 
 /// A call that can be stopped by name.
@@ -232,5 +265,10 @@ impl Drop for Ticket {
     fn drop(&mut self) {
         self.state.leave();
         metrics::answered(self.dialect, self.status);
+        if let Some(Measured { service, model, arrived_ms, spent }) = self.measured.take() {
+            let total = service.clock.now().saturating_sub(self.arrived);
+            let answered = (200..300).contains(&self.status);
+            service.statistics.ended(&model.description.name, arrived_ms, answered, Spent { total, ..spent });
+        }
     }
 }

@@ -29,6 +29,7 @@ enum SpeculativeMode {
 }
 
 /// Options that are no field of a configuration: they become others.
+#[cfg(test)]
 pub(crate) const TRANSLATED: [&str; 6] =
     ["overrides", "prefix_cache_mode", "prefill_mode", "model_lib", "additional_models", "speculative_mode"];
 

@@ -28,6 +28,11 @@ pub(crate) struct Fields {
 }
 
 impl Fields {
+    /// The fields of an object at the top.
+    pub(crate) fn new(object: Map<String, Value>, integers: Integers) -> Self {
+        Self { object, path: String::new(), integers }
+    }
+
     /// Parses a body, which must be an object.
     pub(crate) fn parse(body: &[u8], integers: Integers) -> Result<Self, Fault> {
         match serde_json::from_slice(body) {

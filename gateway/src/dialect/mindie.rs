@@ -51,6 +51,7 @@ fn status_of(fault: &Fault) -> (StatusCode, &'static str) {
         Fault::Encoding(_) => (StatusCode::UNSUPPORTED_MEDIA_TYPE, INPUT),
         Fault::Unauthorized(_) => (StatusCode::UNAUTHORIZED, "Unauthorized"),
         Fault::Path(_) | Fault::Model(_) | Fault::Request(_) => (StatusCode::NOT_FOUND, NOT_FOUND),
+        Fault::Unsupported(_) => (StatusCode::NOT_IMPLEMENTED, "Not Implemented"),
         Fault::Method { .. } => (StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed"),
         Fault::Stopped => (StatusCode::FAILED_DEPENDENCY, "Generation Error"),
         Fault::Busy { .. } => (StatusCode::TOO_MANY_REQUESTS, OVERLOADED),

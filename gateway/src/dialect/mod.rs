@@ -2,6 +2,7 @@
 //! framing out. What two of them share stands here and knows neither.
 
 pub(crate) mod fields;
+pub(crate) mod kserve;
 pub(crate) mod mindie;
 pub(crate) mod openai;
 pub(crate) mod parts;

@@ -4,9 +4,11 @@ use std::sync::Arc;
 
 use node::Services;
 use proto::wire::generation_service_server::GenerationServiceServer;
+use proto::wire::inference::grpc_inference_service_server::GrpcInferenceServiceServer;
 use tonic::codec::CompressionEncoding::{Deflate, Gzip};
 
 use crate::grpc::Generations;
+use crate::kserve::grpc::Inferences;
 use crate::service::Service;
 
 /// Every public service.
@@ -25,5 +27,8 @@ pub(crate) fn services(service: &Arc<Service>) -> Services {
         };
     }
     let generations = Generations { service: service.clone() };
-    Services::new().add(public!(GenerationServiceServer::new(generations)))
+    let inferences = Inferences { service: service.clone() };
+    Services::new()
+        .add(public!(GenerationServiceServer::new(generations)))
+        .add(public!(GrpcInferenceServiceServer::new(inferences)))
 }

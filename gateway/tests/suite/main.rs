@@ -4,6 +4,8 @@
 
 mod apis;
 mod faults;
+mod kserve;
+mod kserve_grpc;
 mod limits;
 mod manage;
 mod resume;

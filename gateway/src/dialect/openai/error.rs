@@ -55,6 +55,7 @@ fn class_of(fault: &Fault) -> (StatusCode, &'static str, Option<&'static str>) {
         Fault::Encoding(_) => (StatusCode::UNSUPPORTED_MEDIA_TYPE, REQUEST, None),
         Fault::Unauthorized(_) => (StatusCode::UNAUTHORIZED, REQUEST, Some("invalid_api_key")),
         Fault::Path(_) => (StatusCode::NOT_FOUND, REQUEST, Some("unknown_url")),
+        Fault::Unsupported(_) => (StatusCode::NOT_IMPLEMENTED, REQUEST, None),
         Fault::Method { .. } => (StatusCode::METHOD_NOT_ALLOWED, REQUEST, Some("method_not_supported")),
         Fault::Model(_) => (StatusCode::NOT_FOUND, REQUEST, Some("model_not_found")),
         Fault::Request(_) => (StatusCode::NOT_FOUND, REQUEST, None),
