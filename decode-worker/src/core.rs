@@ -28,7 +28,7 @@ use worker::fences::{FENCES_MAX, Fences};
 use worker::holds::Holds;
 use worker::planted::{self, Bug};
 
-use incoming::{Arrival, EndsWith, Incoming};
+use incoming::{Arrival, Incoming};
 
 /// See the module.
 pub struct DecodeCore<M: Model> {
@@ -76,7 +76,7 @@ struct Job {
 #[derive(Debug)]
 enum Phase {
     /// The KV is on its way; no token may be emitted (invariant I2).
-    Fetching(Box<Incoming>, EndsWith),
+    Fetching(Box<Incoming>),
     /// The engine computes the sequence.
     Running,
     /// The token that prefill sampled is the last one. The router has it, or is about to, and will drop the call.
@@ -137,7 +137,6 @@ impl<M: Model> DecodeCore<M> {
             None => {}
         }
         let Generation { request, attempt, tokens, generated, sampling, stop, time_left, .. } = generation;
-        let ends_with = EndsWith::new(stop.clone(), tokens.len(), generated, self.config.model.context_len);
         let spec = SequenceSpec { tokens, generated, sampling, stop, until: Until::Finished };
         let (sequence, skip, phase) = match handoff {
             None => (self.engine.submit(spec)?, 0, Phase::Running),
@@ -145,12 +144,12 @@ impl<M: Model> DecodeCore<M> {
                 let reservation = self.engine.reserve(spec)?;
                 let renew_at = now.saturating_add(self.config.renew_every);
                 let incoming = Incoming::new(self.draw_call(), handoff, reservation.skip, renew_at);
-                (reservation.id, reservation.skip, Phase::Fetching(Box::new(incoming), ends_with))
+                (reservation.id, reservation.skip, Phase::Fetching(Box::new(incoming)))
             }
         };
         out.push(Action::Decode { call, item: DecodeItem::Admitted { skipped_tokens: skip } });
         let mut next_index = generated;
-        if let Phase::Fetching(incoming, _) = &phase {
+        if let Phase::Fetching(incoming) = &phase {
             // The token of index `generated` is the one that prefill samples and its router passes on.
             next_index += 1;
             let (fetch, handoff) = (incoming.fetch, incoming.handoff.clone());
@@ -244,7 +243,7 @@ impl<M: Model> DecodeCore<M> {
         let job = self.jobs.remove(&call)?;
         self.sequences.remove(&job.sequence);
         self.engine.cancel(job.sequence);
-        if let Phase::Fetching(incoming, _) = &job.phase {
+        if let Phase::Fetching(incoming) = &job.phase {
             if self.fetches.remove(&incoming.fetch).is_some() {
                 out.push(Action::DropFetch { call: incoming.fetch });
             }
@@ -272,7 +271,7 @@ impl<M: Model> DecodeCore<M> {
     fn renew(&mut self, now: Now, out: &mut Vec<Action>) {
         let every = self.config.renew_every;
         for job in self.jobs.values_mut() {
-            if let Phase::Fetching(incoming, _) = &mut job.phase
+            if let Phase::Fetching(incoming) = &mut job.phase
                 && incoming.is_renewal_due(now, every)
             {
                 out.push(Action::Renew { call: incoming.fetch, handoff: incoming.handoff.clone() });
@@ -284,13 +283,13 @@ impl<M: Model> DecodeCore<M> {
     fn fetched(&mut self, fetch: CallId, item: FetchItem, now: Now, out: &mut Vec<Action>) {
         let Some(&call) = self.fetches.get(&fetch) else { return };
         let job = self.jobs.get_mut(&call).expect("a fetch is open for as long as its job fetches");
-        let Phase::Fetching(incoming, ends_with) = &mut job.phase else { return };
+        let Phase::Fetching(incoming) = &mut job.phase else { return };
         if planted::is(Bug::TokenBeforeProof)
             && let FetchItem::End { first_token, .. } = item
         {
             out.push(unproven(call, job.next_index - 1, first_token));
         }
-        let arrival = match incoming.take(item, &mut self.engine, job.sequence, ends_with) {
+        let arrival = match incoming.take(item, &mut self.engine, job.sequence) {
             Ok(Arrival::Part) => return,
             Ok(arrival) => arrival,
             Err(error) => return self.end(call, Some(error), out),
@@ -474,7 +473,7 @@ impl<M: Model> Core for DecodeCore<M> {
 
     fn next_wake(&self) -> Option<Now> {
         let renewal = |job: &Job| match &job.phase {
-            Phase::Fetching(incoming, _) => Some(incoming.renew_at),
+            Phase::Fetching(incoming) => Some(incoming.renew_at),
             Phase::Running | Phase::Ended => None,
         };
         self.jobs.values().flat_map(|job| deadline(job).into_iter().chain(renewal(job))).min()

@@ -36,6 +36,7 @@ impl Decode for DecodeService {
         let handoff: Option<Handoff> = handoff.map(TryInto::try_into).transpose()?;
         items::check_model(&self.model, &generation)?;
         node::fail_point(fail_points::DECODE_QUEUED).await;
+        self.shell.prepare(&generation).await?;
         let stream = self.shell.decode(generation, handoff)?;
         Ok(Response::new(stream::unfold(Outgoing { stream, tokens: 0 }, Outgoing::next).boxed()))
     }

@@ -2,10 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::Arc;
 
+use checkpoint::grammar::{GrammarEnv, Mask};
 use proto::{Digest, Error, KvLayout, PromptLogprobs, PromptReport, Reason, TokenId, TokenLogprob};
 
 use crate::batch::Logits;
+use crate::grammar;
 use crate::handoff::Arrival;
 use crate::kv::slab;
 use crate::model::{ForwardError, Interrupt, KvMemory, Model};
@@ -78,6 +81,10 @@ pub struct Engine<M: Model> {
     pub(crate) scheduler: Scheduler,
     sampler: Sampler,
     logits: Logits,
+    /// The vocabulary that grammars are compiled against; `None` where no request may have one.
+    pub(crate) vocabulary: Option<Arc<GrammarEnv>>,
+    /// Tokens that the grammar of the sequence at hand allows.
+    mask: Mask,
     interrupt: Interrupt,
     /// KV bytes of the block at hand.
     pub(crate) scratch: Vec<u8>,
@@ -103,12 +110,19 @@ impl<M: Model> Engine<M> {
             kv,
             scheduler: Scheduler::new(config),
             logits: Logits::default(),
+            vocabulary: None,
+            mask: Mask::default(),
             interrupt: Interrupt::default(),
             scratch: Vec::new(),
             events: Vec::new(),
             arrivals: BTreeMap::new(),
             ghosts: BTreeMap::new(),
         })
+    }
+
+    /// Takes requests with a grammar from now on: their outputs are of this vocabulary.
+    pub fn set_vocabulary(&mut self, vocabulary: Arc<GrammarEnv>) {
+        self.vocabulary = Some(vocabulary);
     }
 
     /// Shape of the KV arena.
@@ -129,11 +143,15 @@ impl<M: Model> Engine<M> {
     /// Queues a sequence to be computed here.
     ///
     /// # Errors
-    /// INVALID_ARGUMENT when a field is out of its range or the sequence can never fit (context length, or more
-    /// blocks than the arena has); QUEUE_FULL when the queue is at its bound.
+    /// INVALID_ARGUMENT when a field is out of its range, the sequence can never fit (context length, or more blocks
+    /// than the arena has), its grammar is not taken or does not allow the tokens generated before; QUEUE_FULL when the
+    /// queue is at its bound.
     pub fn submit(&mut self, spec: SequenceSpec) -> Result<SequenceId, Error> {
         spec.validate(self.limits())?;
-        self.scheduler.submit(spec)
+        let follower = grammar::follow(self.vocabulary.as_deref(), &spec)?;
+        let id = self.scheduler.submit(spec)?;
+        self.scheduler.planned(id).follower = follower;
+        Ok(id)
     }
 
     /// Drops a sequence in any state and frees its blocks. No event of it follows. Unknown ids are ignored.
@@ -289,12 +307,17 @@ impl<M: Model> Engine<M> {
     /// Chooses the sequence's next token from a row of the logits.
     fn choose(&mut self, id: SequenceId, row: usize) -> Result<Choice, Error> {
         let sequence = self.scheduler.planned(id);
+        let mut allowed = None;
+        if let Some(follower) = &mut sequence.follower {
+            follower.allowed(&mut self.mask).map_err(|fault| grammar::failed(&fault))?;
+            allowed = Some(self.mask.words());
+        }
         let (spec, mut position) = (&sequence.spec, sequence.spec.tokens.len());
         if planted::is(Bug::RandomByAttempt) {
             position = spec.generated - sequence.generated_before;
         }
         let history = History { tokens: &spec.tokens, generated: spec.generated, position };
-        let rules = Rules { sampling: &spec.sampling, stop: &spec.stop, allowed: None };
+        let rules = Rules { sampling: &spec.sampling, stop: &spec.stop, allowed };
         self.sampler
             .choose(self.logits.row(row), history, rules)
             .map_err(|error| refused(position, spec.generated, error))
@@ -303,7 +326,10 @@ impl<M: Model> Engine<M> {
     /// Appends the chosen token, and ends the sequence if the token does.
     fn accept(&mut self, id: SequenceId, choice: Choice) {
         let sequence = self.scheduler.planned(id);
-        let finish = sequence.finish_with(choice.token, self.model.context_len());
+        let finish = match sequence.end_with(choice.token, self.model.context_len()) {
+            Ok(finish) => finish,
+            Err(fault) => return self.fail(id, grammar::failed(&fault)),
+        };
         let held = sequence.state == State::Held;
         let cached_tokens = sequence.cached;
         let prompt = sequence.report.take().map(|report| Box::new(PromptReport { cached_tokens, ..*report }));

@@ -8,10 +8,12 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use proto::{Digest, Error, HandoffId, KvLayout, Reason, TokenId};
+use checkpoint::grammar::GrammarError;
+use proto::{Digest, Error, FinishReason, HandoffId, KvLayout, Reason, TokenId};
 
 use crate::digest::handoff_digest;
 use crate::engine::Engine;
+use crate::grammar;
 use crate::kv::slab;
 use crate::model::{KvMemory, Model};
 use crate::planted::{self, Bug};
@@ -90,7 +92,9 @@ impl<M: Model> Engine<M> {
     /// running, reserved or have a claim to run; OUT_OF_BLOCKS when there is no room that nobody else has a claim to.
     pub fn reserve(&mut self, spec: SequenceSpec) -> Result<Reservation, Error> {
         spec.validate(self.limits())?;
+        let follower = grammar::follow(self.vocabulary.as_deref(), &spec)?;
         let id = self.scheduler.reserve(SequenceSpec { until: Until::Finished, ..spec })?;
+        self.scheduler.planned(id).follower = follower;
         self.copy_blocks();
         let skip = self.scheduler.planned(id).computed;
         self.arrivals.insert(id, Arrival { skip, parts: BTreeMap::new() });
@@ -150,19 +154,20 @@ impl<M: Model> Engine<M> {
         }
     }
 
-    /// Starts decoding a sequence whose KV has arrived (invariant I2), with the token that prefill chose.
+    /// Starts decoding a sequence whose KV has arrived (invariant I2), with the token that prefill chose. When that token
+    /// ends the sequence there is nothing to decode: it gives why, and the sequence stays reserved, to be cancelled.
     ///
     /// # Errors
-    /// UNKNOWN_HANDOFF when the sequence is gone; INVALID_ARGUMENT when `first` is not in the vocabulary or already
-    /// ends the sequence; TRUNCATED when a token's KV has not arrived; CHECKSUM_MISMATCH when `digest` is not that
-    /// of what arrived. The sequence stays reserved then.
+    /// UNKNOWN_HANDOFF when the sequence is gone; INVALID_ARGUMENT when `first` is not in the vocabulary, or the grammar
+    /// does not allow it; TRUNCATED when a token's KV has not arrived; CHECKSUM_MISMATCH when `digest` is not that of
+    /// what arrived. The sequence stays reserved then.
     pub fn activate(
         &mut self,
         id: SequenceId,
         handoff: HandoffId,
         first: TokenId,
         digest: Digest,
-    ) -> Result<(), Error> {
+    ) -> Result<Option<FinishReason>, Error> {
         let limits = self.limits();
         if first as usize >= limits.vocab {
             let message = format!("an id below {} expected, {first} came", limits.vocab);
@@ -175,15 +180,20 @@ impl<M: Model> Engine<M> {
             proof?;
         }
         let len = tokens.len();
-        if self.scheduler.planned(id).finish_with(first, limits.context_len).is_some() {
-            return Err(Error::invalid("first", format!("token {first} ends the sequence already")));
+        let finish = self.scheduler.planned(id).end_with(first, limits.context_len);
+        let finish = finish.map_err(|fault| match fault {
+            GrammarError::NotAllowed { .. } => Error::invalid("first", fault),
+            _ => grammar::failed(&fault),
+        })?;
+        if finish.is_some() {
+            return Ok(finish);
         }
         self.scheduler.planned(id).computed = len;
         self.scheduler.publish(id, 0..len / self.kv.layout().block_tokens);
         self.scheduler.push(id, first);
         self.scheduler.activate(id);
         self.arrivals.remove(&id);
-        Ok(())
+        Ok(None)
     }
 
     /// Sealed KV of a sequence that is held, or is computed to be: the block whose first token is `first`, with the

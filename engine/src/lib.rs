@@ -8,7 +8,7 @@
 //! - `kv`: blocks, their owners, the prefix cache;
 //! - `scheduler`: which tokens of which sequences make up the next step;
 //! - [`batch`] and [`model`]: the seam below, a step as a value and who computes it;
-//! - [`sampling`]: from logits to a token;
+//! - [`sampling`]: from logits to a token, and `grammar`, which bounds the choice;
 //! - [`engine`]: the loop that joins them, and `handoff`, the half of it that moves KV between engines;
 //! - [`sim`]: a model without arithmetic, for tests of everything above.
 
@@ -17,6 +17,7 @@ pub mod batch;
 pub mod digest;
 pub mod engine;
 mod exp;
+mod grammar;
 mod handoff;
 mod kv;
 pub mod model;

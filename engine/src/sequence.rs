@@ -5,7 +5,8 @@ mod validate;
 use std::fmt;
 use std::ops::Range;
 
-use proto::{FinishReason, PromptReport, SamplingParams, StopConditions, TokenId};
+use checkpoint::grammar::Matcher;
+use proto::{PromptReport, SamplingParams, StopConditions, TokenId};
 
 use crate::batch::BlockIndex;
 use crate::kv::{BlockHash, HashChain};
@@ -91,6 +92,8 @@ pub(crate) struct Sequence {
     /// What is known of the prompt, until the first token takes it along. `None` from the start where the KV comes
     /// from another engine, which reports.
     pub(crate) report: Option<Box<PromptReport>>,
+    /// Knows which tokens the grammar of the output allows next; see [`crate::grammar`].
+    pub(crate) follower: Option<Box<Matcher>>,
 }
 
 impl Sequence {
@@ -106,6 +109,7 @@ impl Sequence {
             cached: 0,
             announced: false,
             report: (state != State::Reserved).then(Box::default),
+            follower: None,
         }
     }
 
@@ -157,20 +161,6 @@ impl Sequence {
     pub(crate) fn extend_hashes(&mut self, chain: Option<&HashChain>) {
         if let Some(chain) = chain {
             chain.extend(&self.spec.tokens, &mut self.hashes);
-        }
-    }
-
-    /// Whether the sequence would end with `token` as its next.
-    pub(crate) fn finish_with(&self, token: TokenId, context_len: usize) -> Option<FinishReason> {
-        let stop = &self.spec.stop;
-        if stop.eos_ids.contains(&token) {
-            Some(FinishReason::Eos)
-        } else if stop.stop_token_ids.contains(&token) {
-            Some(FinishReason::StopToken)
-        } else if self.spec.generated + 1 >= stop.max_tokens || self.len() + 1 >= context_len {
-            Some(FinishReason::Length)
-        } else {
-            None
         }
     }
 }

@@ -4,9 +4,11 @@
 //! its logits are a hash of the KV bytes of all positions. So one block that is wrong, stale, missing or out of
 //! place gives other tokens, which [`SimModel::reference`], computed without any arena, shows.
 
+use checkpoint::grammar::{Mask, Matcher};
 use proto::{KvDtype, KvLayout, SamplingParams, StopConditions, TokenId};
 
 use crate::batch::{Batch, BlockIndex, Logits};
+use crate::grammar;
 use crate::model::{ForwardError, Interrupt, KvMemory, Model};
 use crate::sampling::{History, Rules, Sampler};
 
@@ -68,6 +70,21 @@ impl SimModel {
         sampling: &SamplingParams,
         stop: &StopConditions,
     ) -> Vec<TokenId> {
+        Self::reference_under(config, tokens, sampling, stop, None)
+    }
+
+    /// The same for an output that a grammar bounds, of which `follower` has seen nothing yet.
+    ///
+    /// # Panics
+    /// As [`reference`](Self::reference), and when the follower fails.
+    pub fn reference_under(
+        config: SimConfig,
+        tokens: &[TokenId],
+        sampling: &SamplingParams,
+        stop: &StopConditions,
+        mut follower: Option<Matcher>,
+    ) -> Vec<TokenId> {
+        let mut mask = Mask::default();
         let (prompt_len, mut tokens) = (tokens.len(), tokens.to_vec());
         let row_bytes = config.layout(1).row_bytes();
         let (mut state, mut known, mut row) = (Trace::START, 0, Vec::new());
@@ -84,11 +101,18 @@ impl SimModel {
             logits.clear();
             state.logits(config.vocab, &mut logits);
             let history = History { tokens: &tokens, generated: known - prompt_len, position: known };
-            let rules = Rules { sampling, stop, allowed: None };
+            if let Some(follower) = &mut follower {
+                follower.allowed(&mut mask).expect("the grammar lets something come");
+            }
+            let rules = Rules { sampling, stop, allowed: follower.as_ref().map(|_| mask.words()) };
             let choice =
                 sampler.choose(&logits, history, rules).expect("logits are finite, rules leave a token");
             tokens.push(choice.token);
-            let ends = stop.eos_ids.contains(&choice.token)
+            let end = follower.as_mut().and_then(|follower| {
+                grammar::accept(follower, choice.token).expect("what was allowed is accepted")
+            });
+            let ends = end.is_some()
+                || stop.eos_ids.contains(&choice.token)
                 || stop.stop_token_ids.contains(&choice.token)
                 || tokens.len() - prompt_len >= stop.max_tokens
                 || tokens.len() >= config.context_len;

@@ -35,6 +35,7 @@ impl Prefill for PrefillService {
         let generation: Generation = required("generation", request.into_inner().generation)?.try_into()?;
         items::check_model(&self.model, &generation)?;
         node::fail_point(fail_points::PREFILL_QUEUED).await;
+        self.shell.prepare(&generation).await?;
         let stream = self.shell.prefill(generation)?;
         Ok(Response::new(stream::unfold(stream, next).boxed()))
     }

@@ -6,6 +6,7 @@ use std::str::FromStr;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use bytes::Bytes;
+use checkpoint::grammar::GrammarEnv;
 use checkpoint::{Checkpoint, TokenizerBundle};
 use engine::backend::cpu::{self, Cpu, CpuOptions};
 use engine::model::Model as _;
@@ -92,12 +93,14 @@ pub struct Loaded {
     pub model: ModelDescription,
     /// The tokenizer bundle that `model.tokenizer` names.
     pub tokenizer: Bytes,
+    /// The vocabulary of grammars, which the engine has as well; `None` for a model whose tokens cannot carry them.
+    pub vocabulary: Option<Arc<GrammarEnv>>,
 }
 
 /// Loads the model that the configuration names. Blocks, for as long as the file takes to read.
 ///
-/// Workers of one process that load a file at the same time read it once: they share its map, fingerprint and
-/// tokenizer bundle. The weights are repacked for the CPU by each worker for itself, and then the map is let go.
+/// Workers of one process that load a file at the same time read it once: they share its map, fingerprint, tokenizer
+/// bundle and vocabulary. The weights are repacked for the CPU by each worker for itself, and then the map is let go.
 ///
 /// # Errors
 /// INVALID_ARGUMENT when the file cannot be read as a model or a size does not fit it; INTERNAL when the device fails.
@@ -139,9 +142,17 @@ fn load_gguf(config: &Config, role: Role, path: &Path) -> Result<Loaded, Error> 
         vocab_size: decoder.vocab_size(),
         numerics: cpu::NUMERICS.to_owned(),
     };
-    let engine = Engine::new(decoder, engine_config(config, &model, limits))?;
+    let mut engine = Engine::new(decoder, engine_config(config, &model, limits))?;
+    if let Some(vocabulary) = &file.vocabulary {
+        engine.set_vocabulary(Arc::clone(vocabulary));
+    }
     say_loaded(&model, limits);
-    Ok(Loaded { engine: LoadedEngine::Cpu(Box::new(engine)), model, tokenizer: file.tokenizer.clone() })
+    Ok(Loaded {
+        engine: LoadedEngine::Cpu(Box::new(engine)),
+        model,
+        tokenizer: file.tokenizer.clone(),
+        vocabulary: file.vocabulary.clone(),
+    })
 }
 
 fn load_sim(config: &Config, sim: Sim) -> Result<Loaded, Error> {
@@ -155,7 +166,8 @@ fn load_sim(config: &Config, sim: Sim) -> Result<Loaded, Error> {
         dtype: KvDtype::F16,
         block_tokens: config.block_tokens,
     };
-    let tokenizer = TokenizerBundle::simulated(shape.vocab).to_bytes();
+    let bundle = TokenizerBundle::simulated(shape.vocab);
+    let (tokenizer, vocabulary) = (bundle.to_bytes(), vocabulary(&bundle));
     let limits = Limits::of(
         config,
         Shape { context_len: shape.context_len, layout, available: memory::available_bytes() },
@@ -168,9 +180,23 @@ fn load_sim(config: &Config, sim: Sim) -> Result<Loaded, Error> {
         vocab_size: shape.vocab,
         numerics: "sim".to_owned(),
     };
-    let engine = Engine::new(TimedSim::new(sim), engine_config(config, &model, limits))?;
+    let mut engine = Engine::new(TimedSim::new(sim), engine_config(config, &model, limits))?;
+    if let Some(vocabulary) = &vocabulary {
+        engine.set_vocabulary(Arc::clone(vocabulary));
+    }
     say_loaded(&model, limits);
-    Ok(Loaded { engine: LoadedEngine::Sim(Box::new(engine)), model, tokenizer: tokenizer.into() })
+    Ok(Loaded { engine: LoadedEngine::Sim(Box::new(engine)), model, tokenizer: tokenizer.into(), vocabulary })
+}
+
+/// What grammars need of a tokenizer. A model without it serves all other requests.
+fn vocabulary(bundle: &TokenizerBundle) -> Option<Arc<GrammarEnv>> {
+    match GrammarEnv::of_bundle(bundle) {
+        Ok(vocabulary) => Some(Arc::new(vocabulary)),
+        Err(fault) => {
+            tracing::warn!(%fault, "requests with a grammar are refused");
+            None
+        }
+    }
 }
 
 fn sha256(bytes: &[u8]) -> Digest {
@@ -222,6 +248,7 @@ struct ModelFile {
     fingerprint: Digest,
     tokenizer: Bytes,
     tokenizer_digest: Digest,
+    vocabulary: Option<Arc<GrammarEnv>>,
 }
 
 /// Model files that are being loaded, by path. The map and the digest of a file are the same for all workers of the
@@ -244,11 +271,13 @@ impl ModelFile {
 
     fn read(path: &Path, cache_dir: Option<&Path>) -> Result<Self, checkpoint::Error> {
         let checkpoint = Checkpoint::open(path)?;
-        let tokenizer = checkpoint.bundle()?.to_bytes();
+        let bundle = checkpoint.bundle()?;
+        let tokenizer = bundle.to_bytes();
         Ok(Self {
             fingerprint: checkpoint.fingerprint_cached(cache_dir)?,
             tokenizer_digest: sha256(&tokenizer),
             tokenizer: tokenizer.into(),
+            vocabulary: vocabulary(&bundle),
             checkpoint,
         })
     }

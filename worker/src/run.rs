@@ -69,7 +69,7 @@ fn start(
     context: &Context,
     (loaded, address): (Loaded, String),
 ) -> Result<(Handle, Identity), Error> {
-    let Loaded { engine, model, tokenizer } = loaded;
+    let Loaded { engine, model, tokenizer, vocabulary } = loaded;
     let layout = engine.layout();
     let epoch = WorkerEpoch::random();
     let core_config = CoreConfig {
@@ -83,6 +83,7 @@ fn start(
         fetch_window: config.fetch_window,
         nice: config.nice(parts.role),
         context_len: model.context_len,
+        vocabulary,
     };
     let handle = shell::spawn((parts.core)(engine, core_config), shell_config, context)?;
     Ok((handle, Identity { epoch, role: parts.role, model, layout, tokenizer }))

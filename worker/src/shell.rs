@@ -8,7 +8,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use node::Context;
+use checkpoint::grammar::GrammarEnv;
+use node::{Context, Tasks};
 use proto::{Attempt, Error, Generation, Handoff, Reason, RequestId};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch};
 
@@ -32,6 +33,8 @@ pub struct ShellConfig {
     pub nice: i32,
     /// Most tokens of a sequence: no decode call can carry more.
     pub context_len: usize,
+    /// The vocabulary that the engine follows grammars with.
+    pub vocabulary: Option<Arc<GrammarEnv>>,
 }
 
 /// What a core shows of itself after each step and burst of events.
@@ -61,6 +64,8 @@ pub struct Handle {
     end: watch::Receiver<Option<Result<(), Error>>>,
     fetch_window: usize,
     context_len: usize,
+    vocabulary: Option<Arc<GrammarEnv>>,
+    tasks: Tasks,
 }
 
 /// Moves the core to a thread of its own and runs it there until [`Handle::stop`]. `context` names the worker in
@@ -107,6 +112,8 @@ pub fn spawn(core: Box<dyn Core>, config: ShellConfig, context: &Context) -> Res
         end: end_receiver,
         fetch_window: config.fetch_window,
         context_len: config.context_len,
+        vocabulary: config.vocabulary,
+        tasks: context.tasks.clone(),
     })
 }
 
@@ -127,6 +134,21 @@ struct Admission {
 }
 
 impl Handle {
+    /// Compiles the request's grammar, if it has one, so that the engine's thread, and with it all other requests, need
+    /// not wait for that: the vocabulary keeps what it compiled last.
+    ///
+    /// # Errors
+    /// INVALID_ARGUMENT when the grammar is not taken; INTERNAL when the compiler panics.
+    pub async fn prepare(&self, generation: &Generation) -> Result<(), Error> {
+        let (Some(grammar), Some(vocabulary)) = (&generation.sampling.grammar, &self.vocabulary) else {
+            return Ok(());
+        };
+        let (grammar, vocabulary) = (grammar.clone(), Arc::clone(vocabulary));
+        let compiled =
+            self.tasks.spawn_blocking("grammar", move || vocabulary.compile(&grammar).map(drop)).await?;
+        compiled.map_err(|fault| Error::invalid("grammar", fault))
+    }
+
     /// Asks for a prefill.
     ///
     /// # Errors

@@ -122,7 +122,14 @@ async fn start(
     let _ = node::serve_grpc(&listener, services, &context.named("owner")).await.expect("a name");
     let (told, stalled) = (Arc::default(), Arc::default());
     let core = Starter { actions, told: Arc::clone(&told), stalled: Arc::clone(&stalled) };
-    let config = ShellConfig { calls_max: 4, events_max: 64, fetch_window: WINDOW, nice: 0, context_len: 64 };
+    let config = ShellConfig {
+        calls_max: 4,
+        events_max: 64,
+        fetch_window: WINDOW,
+        nice: 0,
+        context_len: 64,
+        vocabulary: None,
+    };
     let handle = shell::spawn(Box::new(core), config, &context).expect("a thread");
     handle.fence(RequestId("r".into()), Attempt(1)).await.expect("a core");
     Fixture { handle, told, stalled, releases }

@@ -85,7 +85,14 @@ impl Core for Script {
 const WINDOW: usize = 4;
 
 fn start(script: Script, calls_max: usize) -> Handle {
-    let config = ShellConfig { calls_max, events_max: 16, fetch_window: WINDOW, nice: 0, context_len: 64 };
+    let config = ShellConfig {
+        calls_max,
+        events_max: 16,
+        fetch_window: WINDOW,
+        nice: 0,
+        context_len: 64,
+        vocabulary: None,
+    };
     shell::spawn(Box::new(script), config, &Context::new("scripted", Vec::new())).expect("a thread")
 }
 

@@ -70,7 +70,14 @@ fn identity(tokenizer: Bytes) -> Identity {
 
 async fn start(identity: Identity) -> (WorkerClient<Channel>, shell::Handle, Context) {
     let context = Context::new("numbers", Vec::new());
-    let config = ShellConfig { calls_max: 4, events_max: 16, fetch_window: 4, nice: 0, context_len: 64 };
+    let config = ShellConfig {
+        calls_max: 4,
+        events_max: 16,
+        fetch_window: 4,
+        nice: 0,
+        context_len: 64,
+        vocabulary: None,
+    };
     let handle = shell::spawn(Box::new(Numbers(0)), config, &context).expect("a thread");
     let service = WorkerService::new(identity, handle.clone(), context.shutdown.clone());
     let services = Services::new().add(limits!(WorkerServer::new(service)));

@@ -215,20 +215,21 @@ fn on_a_deep_stack<T: Send>(work: impl FnOnce() -> Result<T, String> + Send) -> 
     })
 }
 
-/// A message of the grammar engine in our style: its first line, and the last where that tells what is wrong, each cut
-/// to a length.
+/// A message of the grammar engine in our style: its first line, and where that only announces it the line that tells
+/// what is wrong, each cut to a length.
 pub(super) fn short(fault: &impl fmt::Display) -> String {
     let text = fault.to_string();
     // What is in angle brackets is the state of the engine.
     let mut lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('<'));
     let first = lines.next().unwrap_or("no message");
     let mut line = cut(first);
-    if let Some(last) = lines.next_back().filter(|_| first.ends_with(':')) {
-        line = format!("{} {}", line, cut(last.trim_start_matches("error: ")));
+    let detail = lines.find_map(|line| line.strip_prefix("error: "));
+    if let Some(detail) = detail.filter(|_| first.ends_with(':')) {
+        line = format!("{} {}", line, cut(detail));
     }
     // The engine's name for a mask that allows nothing.
     if line.eq_ignore_ascii_case("noExtensionBias") {
-        return "no text can ever match".to_owned();
+        return "nothing can match".to_owned();
     }
     let mut characters = line.trim_end_matches('.').chars();
     let first = characters.next().map(|first| first.to_lowercase().to_string()).unwrap_or_default();

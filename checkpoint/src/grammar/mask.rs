@@ -23,6 +23,11 @@ impl Mask {
         mask
     }
 
+    /// The set as bits: `id % 32` of word `id / 32`. Ids beyond are not in it.
+    pub fn words(&self) -> &[u32] {
+        &self.words
+    }
+
     /// Takes the place of what the set was.
     pub(super) fn set(&mut self, words: &[u32]) {
         self.words.clear();

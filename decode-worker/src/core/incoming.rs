@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use engine::model::Model;
 use engine::{Engine, SequenceId};
-use proto::{Error, Handoff, Reason, StopConditions, TokenId};
+use proto::{Error, Handoff, Reason};
 use worker::core::{CallId, FetchItem, Now};
 
 /// A fetch under way.
@@ -56,7 +56,6 @@ impl Incoming {
         item: FetchItem,
         engine: &mut Engine<M>,
         sequence: SequenceId,
-        stop: &EndsWith,
     ) -> Result<Arrival, Error> {
         match (item, self.arrived) {
             (FetchItem::Header { skip, tokens, layout }, None) => {
@@ -89,14 +88,9 @@ impl Incoming {
                     let message = format!("kv of {} tokens expected, of {arrived} came", self.handoff.tokens);
                     return Err(Error::new(Reason::Truncated, message));
                 }
-                match engine.activate(sequence, self.handoff.id, first_token, digest) {
-                    Ok(()) => Ok(Arrival::Activated),
-                    // Refused for the token alone: the proof was checked before.
-                    Err(error) if error.reason == Reason::InvalidArgument && stop.ends_with(first_token) => {
-                        Ok(Arrival::Ended)
-                    }
-                    Err(error) => Err(not_the_requests(error)),
-                }
+                let finish = engine.activate(sequence, self.handoff.id, first_token, digest);
+                let finish = finish.map_err(not_the_requests)?;
+                Ok(if finish.is_some() { Arrival::Ended } else { Arrival::Activated })
             }
         }
     }
@@ -121,24 +115,4 @@ fn broken(message: impl std::fmt::Display) -> Error {
 /// The request was found valid when it came, so what is invalid now is the owner's doing.
 fn not_the_requests(error: Error) -> Error {
     if error.reason == Reason::InvalidArgument { broken(error.message) } else { error }
-}
-
-/// The part of a request that decides whether its next token is its last.
-#[derive(Clone, Debug)]
-pub(super) struct EndsWith {
-    stop: StopConditions,
-    /// True when the next token is the last, whichever it is.
-    is_last: bool,
-}
-
-impl EndsWith {
-    /// For a sequence of `tokens` tokens, `generated` of them generated.
-    pub(super) fn new(stop: StopConditions, tokens: usize, generated: usize, context_len: usize) -> Self {
-        let is_last = generated + 1 >= stop.max_tokens || tokens + 1 >= context_len;
-        Self { stop, is_last }
-    }
-
-    fn ends_with(&self, token: TokenId) -> bool {
-        self.is_last || self.stop.eos_ids.contains(&token) || self.stop.stop_token_ids.contains(&token)
-    }
 }

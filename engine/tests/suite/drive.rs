@@ -141,7 +141,7 @@ pub(crate) fn hand_over(
         to.import(reservation.id, &sent)?;
     }
     let digest = handoff_digest(HANDOFF, tokens, skip, checksums.into_iter(), first);
-    to.activate(reservation.id, HANDOFF, first, digest)
+    to.activate(reservation.id, HANDOFF, first, digest).map(drop)
 }
 
 /// Prefills on one engine, decodes on the other, and gives all tokens.

@@ -4,7 +4,7 @@ use engine::digest::handoff_digest;
 use engine::sim::SimModel;
 use engine::{Engine, EngineConfig, KvBlock, Reservation, SequenceId, SequenceSpec, Until};
 use expect_test::{Expect, expect};
-use proto::{Digest, Error, Reason, TokenId};
+use proto::{Digest, Error, FinishReason, Reason, TokenId};
 
 use crate::drive::{
     HANDOFF, config, engine, hand_over, prefill, prompt, reference, run, seeded, spec, split,
@@ -111,7 +111,7 @@ impl Pair {
         handoff_digest(HANDOFF, &self.spec.tokens, 0, checksums, self.first)
     }
 
-    fn activate(&mut self, digest: Digest) -> Result<(), Error> {
+    fn activate(&mut self, digest: Digest) -> Result<Option<FinishReason>, Error> {
         self.to.activate(self.reservation.id, HANDOFF, self.first, digest)
     }
 
@@ -204,13 +204,13 @@ fn runs_outside_the_sequence_are_refused() {
 fn decoding_needs_every_token_and_the_digest() {
     let mut pair = Pair::new();
     check(
-        pair.activate(pair.digest()),
+        pair.activate(pair.digest()).map(drop),
         expect!["kv of 10 tokens expected, none came for token 0 (TRUNCATED)"],
     );
     pair.import(0).unwrap();
     pair.import(2).unwrap();
     check(
-        pair.activate(pair.digest()),
+        pair.activate(pair.digest()).map(drop),
         expect!["kv of 10 tokens expected, none came for token 4 (TRUNCATED)"],
     );
     pair.import(1).unwrap();
@@ -227,20 +227,18 @@ fn decoding_needs_every_token_and_the_digest() {
 }
 
 #[test]
-fn a_first_token_that_ends_the_sequence_is_refused() {
+fn a_first_token_that_ends_the_sequence_leaves_nothing_to_decode() {
     let mut pair = Pair::new();
     let mut ending = pair.spec.clone();
     ending.stop.eos_ids = vec![pair.first];
     pair.to.cancel(pair.reservation.id);
     pair.reservation = pair.to.reserve(ending).unwrap();
     (0..3).for_each(|block| pair.import(block).unwrap());
-    check(
-        pair.activate(pair.digest()),
-        expect!["first: token 230 ends the sequence already (INVALID_ARGUMENT)"],
-    );
+    assert_eq!(pair.activate(pair.digest()), Ok(Some(FinishReason::Eos)));
+    assert_eq!(pair.to.sequence_counts().reserved, 1, "it is its owner's to cancel");
     pair.first = 256;
     check(
-        pair.activate(pair.digest()),
+        pair.activate(pair.digest()).map(drop),
         expect!["first: an id below 256 expected, 256 came (INVALID_ARGUMENT)"],
     );
 }
@@ -251,7 +249,7 @@ fn what_is_gone_is_unknown() {
     pair.import(0).unwrap();
     pair.to.cancel(pair.reservation.id);
     check(pair.import(1), expect!["sequence 0 is not here (UNKNOWN_HANDOFF)"]);
-    check(pair.activate(pair.digest()), expect!["sequence 0 is not here (UNKNOWN_HANDOFF)"]);
+    check(pair.activate(pair.digest()).map(drop), expect!["sequence 0 is not here (UNKNOWN_HANDOFF)"]);
     assert_eq!(pair.to.kv_counts().free, 64, "a cancelled reservation leaves nothing");
     let mut from = engine(config());
     let (held, _) = prefill(&mut from, &pair.spec);

@@ -7,6 +7,7 @@ mod drive;
 mod failures;
 mod faulty;
 mod forks;
+mod grammar;
 mod handoff;
 mod invariance;
 mod operations;
