@@ -79,3 +79,59 @@ pub(crate) async fn parsed<T: Send + 'static>(
     }
     tasks.spawn_blocking("parse", move || parse(&body)).await?
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use futures::{StreamExt, stream};
+    use node::Shutdown;
+
+    use super::*;
+
+    /// Memory that a frame holds as long as it lives.
+    struct Held(Arc<AtomicUsize>);
+
+    impl AsRef<[u8]> for Held {
+        fn as_ref(&self) -> &[u8] {
+            b"x"
+        }
+    }
+
+    impl Drop for Held {
+        fn drop(&mut self) {
+            self.0.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    #[tokio::test]
+    async fn frames_are_let_go_as_they_come() {
+        let held = Arc::new(AtomicUsize::new(0));
+        let most = Arc::new(AtomicUsize::new(0));
+        let request = || {
+            let (counted, peak) = (held.clone(), most.clone());
+            let frames = stream::iter(0..70_000).map(move |_| {
+                peak.fetch_max(counted.fetch_add(1, Ordering::Relaxed) + 1, Ordering::Relaxed);
+                Ok::<_, std::io::Error>(Bytes::from_owner(Held(counted.clone())))
+            });
+            Request::new(axum::body::Body::from_stream(frames))
+        };
+        let body = collect(request(), 70_000).await.unwrap();
+        assert_eq!((body.len(), held.load(Ordering::Relaxed)), (70_000, 0));
+        assert!(most.load(Ordering::Relaxed) <= 2, "{most:?} frames were held at once");
+        assert_eq!(collect(request(), 69_999).await, Err(Fault::BodyTooLarge { limit: 69_999 }));
+    }
+
+    #[tokio::test]
+    async fn a_large_body_is_parsed_on_another_thread() {
+        let tasks = Tasks::new(Shutdown::new());
+        let here = std::thread::current().id();
+        let same = async |bytes: usize| {
+            let body = Bytes::from(vec![0; bytes]);
+            parsed(&tasks, body, move |_| Ok(std::thread::current().id() == here)).await
+        };
+        assert_eq!(same(PARSED_INLINE_BYTES_MAX).await, Ok(true));
+        assert_eq!(same(PARSED_INLINE_BYTES_MAX + 1).await, Ok(false));
+    }
+}

@@ -3,10 +3,15 @@
 #![expect(clippy::unwrap_used, reason = "a wrong unwrap is a failed test")]
 
 mod apis;
+mod bodies;
+mod calls;
 mod faults;
+mod front;
 mod kserve;
 mod kserve_grpc;
+mod leaving;
 mod limits;
 mod manage;
 mod resume;
 mod support;
+mod tls;

@@ -1,9 +1,11 @@
 //! A gateway in this process, in front of routers that follow a script.
 
+mod authority;
 pub(crate) mod bundle;
 mod cluster;
 mod script;
 
+pub(crate) use authority::Authority;
 pub(crate) use cluster::{Cluster, MODEL};
 pub(crate) use script::Trouble;
 
