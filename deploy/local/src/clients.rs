@@ -57,3 +57,71 @@ fn list(value: &str) -> Result<List, String> {
         .map(List)
         .map_err(|_| format!("expected a JSON list of strings, such as [\"*\"], got {value}"))
 }
+
+#[cfg(test)]
+mod tests {
+    use gateway::{ApiKeys, Config};
+
+    use crate::cli::{self, Service};
+
+    /// The gateway's configuration by `baton serve sim:` with these arguments.
+    fn loaded(arguments: &[&str]) -> Result<Config, String> {
+        let all = ["baton", "serve", "sim:"].iter().chain(arguments).map(|&argument| argument.into());
+        let loaded = cli::parse(all).map_err(|_| "not parsed".to_owned())?.load();
+        match loaded.map_err(|error| error.to_string())?.service {
+            Service::All(config) => Ok(config.gateway),
+            Service::One(..) => unreachable!("serve runs everything"),
+        }
+    }
+
+    #[test]
+    fn what_pages_may_do_has_two_spellings() {
+        let lists = |prefix: &str| {
+            let option = |name| format!("--{prefix}-{name}");
+            loaded(&[
+                &option("origins"),
+                r#"["https://a.example", "null"]"#,
+                &option("methods"),
+                r#"["POST"]"#,
+                &option("headers"),
+                "[]",
+                "--allow-credentials",
+            ])
+            .unwrap()
+        };
+        for prefix in ["allowed", "allow"] {
+            let config = lists(prefix);
+            assert_eq!(config.allowed_origins, ["https://a.example", "null"]);
+            assert_eq!(config.allowed_methods, ["POST"]);
+            assert!(config.allowed_headers.is_empty() && config.allow_credentials);
+        }
+        let config = loaded(&[]).unwrap();
+        for list in [&config.allowed_origins, &config.allowed_methods, &config.allowed_headers] {
+            assert_eq!(list, &["*"]);
+        }
+        assert!(!config.allow_credentials);
+    }
+
+    #[test]
+    fn a_list_is_json() {
+        for value in ["*", "[*]", "[1]", "{}", ""] {
+            assert!(super::list(value).map(drop).unwrap_err().starts_with("expected a JSON list of strings"));
+            assert!(loaded(&["--allowed-origins", value]).is_err(), "{value}");
+        }
+    }
+
+    #[test]
+    fn every_key_counts() {
+        let config = loaded(&["--api-key", "sk-1", "--api-key", "271828", "--api-key-file", "keys"]).unwrap();
+        assert_eq!(config.api_key, ["sk-1", "271828"].into_iter().collect::<ApiKeys>());
+        assert_eq!(config.api_key_file.unwrap().to_str(), Some("keys"));
+    }
+
+    #[test]
+    fn tls_files_are_options() {
+        let config =
+            loaded(&["--tls-cert", "c.pem", "--tls-key", "k.pem", "--tls-client-ca", "a.pem"]).unwrap();
+        let files = [config.tls_cert, config.tls_key, config.tls_client_ca].map(|path| path.unwrap());
+        assert_eq!(files.each_ref().map(|path| path.to_str().unwrap()), ["c.pem", "k.pem", "a.pem"]);
+    }
+}

@@ -217,7 +217,8 @@ async fn health_follows_readiness() {
         config.api_key = ["sk-1"].into_iter().collect();
     })
     .await;
-    cluster.script.trouble("r0", 0, Trouble::Hang);
+    let lost = proto::Error::new(proto::Reason::WorkerLost, "no decode worker");
+    cluster.script.trouble("r0", 0, Trouble::Fail(lost));
     let mut health = HealthClient::new(channel(&cluster).await);
     let mut until = async |service: &str, expected: ServingStatus| {
         for _ in 0..1000 {

@@ -25,7 +25,7 @@ async fn every_answer_bears_the_request_s_name() {
         ("GET", "/generate", "sk-1", "", 405),
         ("GET", "/v1/models", "", "", 401),
     ] {
-        let send = |name: Option<&str>| {
+        let send = |name: Option<&[u8]>| {
             let mut request =
                 cluster.client().request(method.parse().unwrap(), cluster.url(path)).body(body.to_owned());
             request = request.bearer_auth(key);
@@ -34,12 +34,12 @@ async fn every_answer_bears_the_request_s_name() {
             }
             request.send()
         };
-        let answer = send(Some("order 7")).await.unwrap();
+        let answer = send(Some(b"order 7")).await.unwrap();
         assert_eq!(
             (answer.status().as_u16(), &answer.headers()[NAME]),
             (status, &"order 7".parse().unwrap())
         );
-        let drawn = [send(None).await.unwrap(), send(Some("é")).await.unwrap()];
+        let drawn = [send(None).await.unwrap(), send(Some("é".as_bytes())).await.unwrap()];
         let drawn = drawn.map(|answer| answer.headers()[NAME].to_str().unwrap().to_owned());
         assert!(drawn.iter().all(|name| name.len() == 32) && drawn[0] != drawn[1], "{path}: {drawn:?}");
     }
@@ -103,7 +103,7 @@ async fn a_request_s_log_bears_its_name_and_no_key() {
     let log = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
     let admitted = log.lines().find(|line| line.contains("request admitted")).unwrap();
     assert!(admitted.contains("request{id=\"order-7\" method=\"POST\" path=\"/generate\"}"), "{admitted}");
-    let ours = log.lines().filter(|line| line.contains("gateway") || line.contains("node"));
+    let ours = log.lines().filter(|line| line.contains(" gateway::") || line.contains(" node::"));
     for line in ours {
         assert!(!line.contains("sk-secret") && !line.contains("sk-guess"), "{line}");
     }

@@ -37,7 +37,7 @@ fn routes() -> Vec<(String, String)> {
 }
 
 /// Has a client start a request and leave, some times over. It fails when the work never ends in time.
-async fn leave<F: Future<Output = C>, C>(cluster: &Cluster, what: &str, start: impl Fn() -> F) {
+async fn leave<C>(cluster: &Cluster, what: &str, start: impl AsyncFn() -> C) {
     let mut late = Vec::new();
     for _ in 0..TRIES {
         let client = start().await;
