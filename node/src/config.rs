@@ -10,6 +10,7 @@ pub mod size;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
+use figment::error::Kind;
 use figment::providers::{Env, Serialized};
 use figment::value::{Dict, Map, Value};
 use figment::{Figment, Metadata, Profile, Provider, Source};
@@ -135,7 +136,13 @@ impl Layers {
             }
             _ => format!("--{}", field.replace('_', "-")),
         };
-        Error::option(option, error.kind.to_string())
+        let message = match &error.kind {
+            Kind::UnknownVariant(found, names) => {
+                format!("expected one of {}, got {found}", names.join(", "))
+            }
+            kind => kind.to_string(),
+        };
+        Error::option(option, message)
     }
 
     fn dict(&self, fields: &impl Serialize) -> Result<Dict, Error> {

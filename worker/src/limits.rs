@@ -206,8 +206,8 @@ mod tests {
         Shape { context_len: 8192, layout, available }
     }
 
-    fn memory(text: &str) -> Option<MemorySize> {
-        Some(text.parse().unwrap())
+    fn memory(text: &str) -> MemorySize {
+        text.parse().unwrap()
     }
 
     /// Sequences, tokens of a step, blocks and context.
@@ -217,7 +217,7 @@ mod tests {
     }
 
     fn mode(mode: Mode, kv_memory: &str) -> Config {
-        Config { mode: Some(mode), kv_memory: memory(kv_memory), ..Config::default() }
+        Config { mode: Some(mode), kv_memory: Some(memory(kv_memory)), ..Config::default() }
     }
 
     #[test]
@@ -292,8 +292,14 @@ mod tests {
         // Hardly any: one sequence of 512 tokens all the same.
         assert_eq!(blocks(8192, Some(368_640)), 32);
         // Named memory is taken as it is.
-        assert_eq!(limits(Config { kv_memory: memory("100MiB"), ..Config::default() }), (64, 128, 284, 4544));
-        assert_eq!(limits(Config { kv_memory: memory("368640"), ..Config::default() }), (64, 128, 1, 16));
+        assert_eq!(
+            limits(Config { kv_memory: Some(memory("100MiB")), ..Config::default() }),
+            (64, 128, 284, 4544)
+        );
+        assert_eq!(
+            limits(Config { kv_memory: Some(memory("368640")), ..Config::default() }),
+            (64, 128, 1, 16)
+        );
         assert_eq!(limits(Config { kv_tokens: Some(33), ..Config::default() }), (64, 128, 3, 33));
     }
 
@@ -302,7 +308,7 @@ mod tests {
         let fault = |config: Config| Limits::of(&config, shape(Some(0))).unwrap_err().message;
         let long = fault(Config { context_len: Some(8193), ..Config::default() });
         assert_eq!(long, "context_len: at most the model's 8192 tokens expected, 8193 came");
-        let little = fault(Config { kv_memory: memory("368639"), ..Config::default() });
+        let little = fault(Config { kv_memory: Some(memory("368639")), ..Config::default() });
         assert_eq!(
             little,
             "kv_memory: 368640 bytes are needed for 1 blocks of 16 tokens, kv_memory has 368639"

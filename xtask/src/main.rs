@@ -21,9 +21,9 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Task {
-    /// Fetch the default model, build the release binary, and serve
+    /// Build the release binary and serve: the default model, fetched first, or another one
     Serve {
-        /// Passed on to `baton serve`
+        /// Passed on to `baton serve`; a model comes first
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },

@@ -10,16 +10,24 @@ use crate::model::{self, Name};
 use crate::process::{command, root, run, target};
 use crate::tidy;
 
-/// Fetches the default model, builds the release binary, and becomes it.
+/// Builds the release binary and becomes it, to serve the model that the first argument names, if it is one, or the
+/// default model, fetched first.
 pub(crate) fn serve(arguments: &[String]) -> Result<()> {
     use std::os::unix::process::CommandExt as _;
 
-    let model = model::fetch(Name::Smollm2)?;
+    let names_model =
+        arguments.iter().any(|argument| argument == "--model" || argument.starts_with("--model="))
+            || arguments.first().is_some_and(|argument| !argument.starts_with('-'));
+    let default = if names_model { None } else { Some(model::fetch(Name::Smollm2)?) };
     eprintln!("building the release binary: minutes, the first time");
     run(command("cargo", &["build", "--release", "--locked", "--package", "baton"]))?;
     let binary = target().join("release/baton");
-    let mut baton = command(&binary.to_string_lossy(), &["serve", "--model", &model.to_string_lossy()]);
-    baton.args(["--served-name", "SmolLM2-135M-Instruct"]).args(arguments);
+    let mut baton = command(&binary.to_string_lossy(), &["serve"]);
+    if let Some(model) = default {
+        // Its file may have another name in another cache.
+        baton.arg(model).args(["--served-name", "SmolLM2-135M-Instruct"]);
+    }
+    baton.args(arguments);
     // `exec`, so that signals reach the server itself; it returns only on failure.
     Err(baton.exec()).with_context(|| format!("starting {}", binary.display()))
 }

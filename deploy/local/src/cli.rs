@@ -51,7 +51,7 @@ pub(crate) enum Command {
     /// Run one gateway: text to tokens, HTTP and public gRPC
     Gateway(Box<GatewayArgs>),
     /// Run one router: where requests execute, and what comes next
-    Router(RouterArgs),
+    Router(Box<RouterArgs>),
     /// Run one prefill worker: tokens to KV
     PrefillWorker(Box<WorkerArgs>),
     /// Run one decode worker: KV to tokens
@@ -206,7 +206,7 @@ impl Command {
             Self::Gateway(args) => load(&args.source, &*args, |layers, _| {
                 Ok(Service::One(Box::new(single::Service::Gateway(layers.load()?)), layers.load()?))
             }),
-            Self::Router(args) => load(&args.source, &args, |layers, _| {
+            Self::Router(args) => load(&args.source, &*args, |layers, _| {
                 Ok(Service::One(Box::new(single::Service::Router(layers.load()?)), layers.load()?))
             }),
             Self::PrefillWorker(args) => args.load(single::Service::Prefill),

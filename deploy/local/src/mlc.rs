@@ -28,10 +28,8 @@ enum SpeculativeMode {
     Medusa,
 }
 
-/// Options that are no field of a configuration: they become others.
-#[cfg(test)]
-pub(crate) const TRANSLATED: [&str; 6] =
-    ["overrides", "prefix_cache_mode", "prefill_mode", "model_lib", "additional_models", "speculative_mode"];
+/// Turns the text of an option into fields.
+type Reader = fn(&str) -> Result<Fields, String>;
 
 /// Puts options of MLC-LLM into the words of the configurations. Gives what has no effect, a line each.
 ///
@@ -39,7 +37,7 @@ pub(crate) const TRANSLATED: [&str; 6] =
 /// An option without a valid value, or that asks for what comes later.
 pub(crate) fn translate(layers: &mut Layers) -> Result<Vec<String>, Error> {
     let mut notes = Vec::new();
-    let readers: [(&'static str, fn(&str) -> Result<Fields, String>); 3] = [
+    let readers: [(&'static str, Reader); 3] = [
         ("prefix_cache_mode", overrides::prefix_cache_mode),
         ("prefill_mode", overrides::prefill_mode),
         // What is overridden comes last.

@@ -6,7 +6,6 @@ use std::fmt::Write as _;
 use expect_test::expect_file;
 
 use crate::cli::{self, shown_default};
-use crate::mlc::TRANSLATED;
 use crate::overrides;
 
 /// The commands, each with its name in the table.
@@ -20,6 +19,10 @@ const COMMANDS: [(&str, &str); 5] = [
 
 /// Arguments that are no options of a file.
 const NO_OPTIONS: [&str; 5] = ["config", "print_config", "word", "help", "version"];
+
+/// Options that are no field of a configuration, but become others: see [`crate::mlc`].
+const TRANSLATED: [&str; 6] =
+    ["overrides", "prefix_cache_mode", "prefill_mode", "model_lib", "additional_models", "speculative_mode"];
 
 /// Options that `baton serve` reads and does not follow: its ports decide, and its services need no addresses.
 const NOT_OF_SERVE: [&str; 4] = ["listen", "grpc_listen", "advertise", "drain_notice_seconds"];

@@ -127,32 +127,25 @@ fn serve_sim() -> Command {
 }
 
 #[test]
-fn help_names_every_command_and_option() {
+fn help_names_every_command_and_the_defaults() {
     let (code, help, _) = output(&mut baton(&["--help"]));
     assert_eq!(code, Some(0));
     for command in ["serve", "gateway", "router", "prefill-worker", "decode-worker"] {
         assert!(help.contains(&format!("\n  {command} ")), "{command} in {help}");
     }
-    let serve = "--model --served-name --host --port --grpc-port --metrics-port --prefill --decode --placement \
-                 --threads --config --grace --log --kv-blocks --block-tokens --step-tokens --sequences-max [MODEL]";
-    let cluster = "--listen --discovery --metrics-listen --config --grace --log";
-    let worker = "--listen --advertise --model --served-name --threads --kv-blocks --block-tokens --step-tokens \
-                  --sequences-max --discovery --metrics-listen";
-    let cases = [
-        ("serve", serve),
-        ("gateway", "--grpc-listen"),
-        ("gateway", cluster),
-        ("router", "--placement"),
-        ("router", cluster),
-        ("prefill-worker", worker),
-        ("decode-worker", worker),
-    ];
-    for (command, options) in cases {
+    // Which option has a flag is checked against the configurations; here, that the defaults come with them.
+    for (command, expected) in [
+        ("serve", "HTTP port [default: 8000]"),
+        ("serve", "[MODEL]"),
+        ("gateway", "Address to serve HTTP at [default: 127.0.0.1:8000]"),
+        ("router", "--placement <MODE>"),
+        ("prefill-worker", "Tokens per KV block [default: 16]"),
+        ("decode-worker", "Most sequences that run at once [default: 64, or less by the mode]"),
+    ] {
         let (code, help, _) = output(&mut baton(&[command, "--help"]));
         assert_eq!(code, Some(0));
-        for option in options.split_whitespace() {
-            assert!(help.contains(option), "{option} in {help}");
-        }
+        let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(help.contains(expected), "{expected} in {help}");
     }
     let (code, version, _) = output(&mut baton(&["--version"]));
     assert_eq!((code, version.trim()), (Some(0), concat!("baton ", env!("CARGO_PKG_VERSION"))));
@@ -170,8 +163,61 @@ fn what_cannot_be_is_refused_with_one_line() {
         (&["prefill-worker", "--discovery", &discovery], "`cargo xtask fetch-model`"),
         (&["serve", "/no/such.gguf"], "found none at /no/such.gguf"),
         (&["serve", "sim:", "--model", "other.gguf"], "two models were named, sim: and other.gguf"),
+        (&["serve", "nobody", "--models-dir", "/no/such"], "the name of a model in /no/such, which has none"),
+        (&["serve", "HF://mlc-ai/Llama-3"], "--model: models are not fetched from HF:// yet"),
+        (
+            &["serve", "sim:", "--device", "cuda:0"],
+            "device: cuda is not there; this machine and this build have cpu",
+        ),
+        (&["serve", "sim:", "--device", "metal:1"], "device: metal:1 is not there"),
+        (
+            &["serve", "sim:", "--device", "gpu"],
+            "--device: expected one of auto, cpu, cuda, metal, vulkan, rocm",
+        ),
+        (
+            &["serve", "sim:", "--mode", "fast"],
+            "--mode: expected one of local, interactive, server, got fast",
+        ),
+        (&["serve", "sim:", "--kv-memory", "5X"], "--kv-memory: expected bytes, or a number and a unit"),
+        (
+            &["serve", "sim:", "--overrides", "batch=1"],
+            "--overrides: unknown key \"batch\", expected one of max_num",
+        ),
+        (
+            &["serve", "sim:", "--overrides", "tensor_parallel_shards=2"],
+            "--overrides: tensor_parallel_shards: must be 1, since tensor parallelism comes later; got 2",
+        ),
+        (
+            &["serve", "sim:", "--overrides", "max_total_seq_length=64", "--kv-blocks", "4"],
+            "kv_tokens: expected no",
+        ),
+        (
+            &["serve", "sim:", "--speculative-mode", "eagle"],
+            "--speculative-mode: speculative decoding comes later",
+        ),
+        (
+            &["serve", "sim:", "--speculative-mode", "fast"],
+            "--speculative-mode: expected one of disable, small_draft, eagle, medusa",
+        ),
+        (
+            &["serve", "sim:", "--additional-models", "a", "b,c"],
+            "--additional-models: further models come later",
+        ),
+        (
+            &["serve", "sim:", "--prefill-mode", "whole"],
+            "--prefill-mode: expected hybrid or chunked, got \"whole\"",
+        ),
+        (&["serve", "sim:", "--max-seq-len", "1"], "max_seq_len: expected at least 2, got 1"),
+        (&["serve", "sim:", "--dialect", "grok"], "--dialect: expected one of openai, mlc, got grok"),
+        (
+            &["decode-worker", "sim:", "--discovery", &discovery, "--sequences-max", "0"],
+            "sequences_max: at least 1",
+        ),
         (&["serve", "sim:1,2"], "sim:LAYERS,KV_HEADS,HEAD_DIM,VOCAB,CONTEXT_LEN"),
-        (&["serve", "sim:", "--placement", "both"], "--placement: unknown variant: found `both`, expected `"),
+        (
+            &["serve", "sim:", "--placement", "both"],
+            "--placement: expected one of auto, split, fused, got both",
+        ),
         (&["serve", "sim:", "--decode", "0"], "--decode: expected at least 1, got 0"),
         (&["serve", "sim:", "--prefill", "0", "--placement", "split"], "--prefill: expected at least 1"),
         (&["serve", "sim:", "--log", "=x="], "--log: expected a level or directives"),
@@ -229,6 +275,184 @@ fn the_command_line_wins_over_the_environment_and_the_environment_over_the_file(
     wants(from_file().env("BATON_LISTEN", taken.address(1)), 1);
     wants(from_file().env("BATON_LISTEN", taken.address(1)).args(["--listen", &taken.address(2)]), 2);
     wants(baton(&["router", "--log", "error"]).env("BATON_CONFIG", &file), 0);
+}
+
+/// The options that `--print-config` prints, and what went to stderr.
+fn printed(command: &mut Command) -> (toml::Table, String) {
+    let (code, stdout, stderr) = output(command.arg("--print-config"));
+    assert_eq!(code, Some(0), "{stderr}");
+    (stdout.parse().unwrap_or_else(|error| panic!("{error} in {stdout}")), stderr)
+}
+
+#[test]
+fn each_layer_wins_over_those_below_it() {
+    let folder = Folder::new();
+    let file = folder.options(
+        "max_iter_times = 3\nplacement = 'fused'\nkv_memory = '3MiB'\noverrides = 'max_num_sequence=3'",
+    );
+    let options = ["max_iter_times", "placement", "kv_memory", "sequences_max"];
+    let is = |command: &mut Command, expected: [Option<&str>; 4]| {
+        let (printed, _) = printed(command);
+        let found = options.map(|option| printed.get(option).map(ToString::to_string));
+        assert_eq!(found.each_ref().map(Option::as_deref), expected);
+    };
+    let default = || baton(&["serve", "sim:"]);
+    is(&mut default(), [None, Some("\"auto\""), None, None]);
+    let file = || baton(&["serve", "sim:", "--config", &file]);
+    is(&mut file(), [Some("3"), Some("\"fused\""), Some("\"3MiB\""), Some("3")]);
+    let environment = || {
+        let mut command = file();
+        command
+            .env("BATON_MAX_ITER_TIMES", "4")
+            .env("BATON_PLACEMENT", "split")
+            .env("BATON_KV_MEMORY", "4MiB");
+        command.env("BATON_OVERRIDES", "max_num_sequence=4");
+        command
+    };
+    is(&mut environment(), [Some("4"), Some("\"split\""), Some("\"4MiB\""), Some("4")]);
+    let said =
+        ["--max-iter-times", "5", "--placement", "auto", "--kv-memory", "5MiB", "--sequences-max", "5"];
+    is(environment().args(said), [Some("5"), Some("\"auto\""), Some("\"5MiB\""), Some("5")]);
+    let said = ["--sequences-max", "5", "--overrides", "max_num_sequence=6"];
+    is(environment().args(said), [Some("4"), Some("\"split\""), Some("\"4MiB\""), Some("6")]);
+}
+
+#[test]
+fn what_is_printed_sets_the_same_again() {
+    let folder = Folder::new();
+    let said = [
+        "--mode",
+        "server",
+        "--dialect",
+        "mlc",
+        "--vllm-separator",
+        "",
+        "--watermark-gamma",
+        "0.1",
+        "--timeout-seconds",
+        "1.5",
+        "--allowed-origins",
+        r#"["https://example.org"]"#,
+        "--api-key",
+        "a secret",
+    ];
+    let (first, _) = printed(baton(&["serve", "sim:vocab=300", "--port", "0"]).args(said));
+    for (option, expected) in [("mode", "\"server\""), ("port", "0"), ("timeout_seconds", "1.5")] {
+        assert_eq!(first[option].to_string(), expected);
+    }
+    let file = folder.options(&first.to_string());
+    let (second, _) = printed(&mut baton(&["serve", "--config", &file]));
+    assert_eq!(first, second);
+    let (code, text, _) = output(baton(&["serve", "sim:", "--print-config"]).args(said));
+    assert_eq!(code, Some(0));
+    assert!(text.contains("# api_key: not shown") && text.contains("# watermark_key: not shown"), "{text}");
+    assert!(!text.contains("secret"), "{text}");
+
+    let discovery = folder.discovery();
+    for arguments in [&["gateway"][..], &["router"], &["prefill-worker", "sim:"], &["decode-worker", "sim:"]]
+    {
+        let (first, _) = printed(baton(arguments).args(["--discovery", &discovery]));
+        assert_eq!(first["discovery"].as_str(), Some(discovery.as_str()));
+        let file = folder.options(&first.to_string());
+        assert_eq!(printed(&mut baton(&[arguments[0], "--config", &file])).0, first);
+    }
+}
+
+#[test]
+fn options_have_their_names_of_other_servers() {
+    let folder = Folder::new();
+    let file = folder.options(
+        "maxSeqLen = 2560\nmaxInputTokenLen = 2048\nmaxIterTimes = 512\nfullTextEnabled = true\nmaxLinkNum = 300\n\
+         max_num_sequence = 7\nmax_total_seq_length = 4096\nprefill_chunk_size = 64\ncontext_window_size = 768\n\
+         allow_origins = ['x']",
+    );
+    let expected: toml::Table = "max_seq_len = 2560\nmax_input_token_len = 2048\nmax_iter_times = 512\n\
+         full_text_enabled = true\nrequests_max = 300\nsequences_max = 7\nkv_tokens = 4096\nstep_tokens = 64\n\
+         context_len = 768\nallowed_origins = ['x']"
+        .parse()
+        .unwrap();
+    let said = [
+        "--maxSeqLen=2560",
+        "--maxInputTokenLen=2048",
+        "--maxIterTimes=512",
+        "--fullTextEnabled",
+        "--maxLinkNum=300",
+        "--overrides",
+        "max_num_sequence=7;max_total_seq_length=4096;prefill_chunk_size=64;context_window_size=768",
+        "--allow-origins=[\"x\"]",
+    ];
+    for command in [&mut baton(&["serve", "sim:", "--config", &file]), baton(&["serve", "sim:"]).args(said)] {
+        let (printed, _) = printed(command);
+        for (option, value) in &expected {
+            assert_eq!(printed.get(option), Some(value), "{option}");
+        }
+    }
+    let file = folder.options("maxSeqLen = 'long'");
+    assert_refused(&mut baton(&["serve", "sim:", "--config", &file]), &format!("maxSeqLen in {file}: "));
+    let file = folder.options("maxSeqLen = 5\nmax_seq_len = 5");
+    assert_refused(
+        &mut baton(&["serve", "sim:", "--config", &file]),
+        "maxSeqLen and max_seq_len are the same option",
+    );
+    let file = folder.options("maxSeqLength = 5");
+    assert_refused(&mut baton(&["serve", "sim:", "--config", &file]), "unknown option \"maxSeqLength\"");
+}
+
+#[test]
+fn what_mlc_users_type_is_understood() {
+    // The command of MLC-LLM's page on its REST API, all of its options in its order.
+    let mut command =
+        baton(&["serve", "sim:", "--model-lib", "/models/lib.so", "--device", "auto", "--mode", "local"]);
+    command.args(["--speculative-mode", "disable"]);
+    command.args([
+        "--overrides",
+        "max_num_sequence=32;max_total_seq_length=4096;tensor_parallel_shards=1;opt=O3",
+    ]);
+    command.args(["--enable-tracing", "--host", "127.0.0.1", "--port", "8080", "--allow-credentials"]);
+    command.args([
+        "--allowed-origins",
+        r#"["*"]"#,
+        "--allowed-methods",
+        r#"["*"]"#,
+        "--allowed-headers",
+        r#"["*"]"#,
+    ]);
+    command.args(["--prefix-cache-mode", "disable", "--prefill-mode", "chunked"]);
+    let (printed, notes) = printed(&mut command);
+    let expected: toml::Table = "model = 'sim:layers=2,kv_heads=1,head_dim=4,vocab=256,context_len=1024'\n\
+         device = 'auto'\nmode = 'local'\nsequences_max = 32\nkv_tokens = 4096\nenable_tracing = true\n\
+         host = '127.0.0.1'\nport = 8080\nallow_credentials = true\nprefix_cache = false"
+        .parse()
+        .unwrap();
+    for (option, value) in &expected {
+        assert_eq!(printed.get(option), Some(value), "{option}");
+    }
+    let notes: Vec<_> = notes.lines().collect();
+    assert_eq!(
+        notes,
+        [
+            "baton: --prefill-mode: chunked has no effect: steps always hold chunks of prefills beside decodes",
+            "baton: --overrides: opt=O3: no effect, since models are not compiled",
+            "baton: --model-lib: /models/lib.so is ignored, since models are not compiled",
+        ]
+    );
+    for (dialect, mode) in [("openai", None), ("mlc", Some("local"))] {
+        let (printed, notes) = self::printed(&mut baton(&["serve", "sim:", "--dialect", dialect]));
+        assert_eq!((printed.get("mode").and_then(toml::Value::as_str), notes.as_str()), (mode, ""));
+    }
+}
+
+#[test]
+fn a_mode_sizes_the_workers() {
+    // 2 layers × 2 × 1 head × 4 elements × 2 bytes = 32 bytes a token: 16 KiB hold 512 tokens, which is 32 blocks.
+    let sizes = "context_len=512 kv_blocks=32";
+    for (mode, sequences) in [("local", 4), ("interactive", 1), ("server", 64)] {
+        let mut running = Running::start(serve_sim().args(["--mode", mode, "--kv-memory", "16KiB"]));
+        running.wait_log(&[&format!("{sizes} sequences_max={sequences} step_tokens=128")]);
+    }
+    let overrides = "max_num_sequence=2;max_total_seq_length=64;prefill_chunk_size=8;context_window_size=48";
+    let mut running = Running::start(serve_sim().args(["--overrides", overrides]));
+    running.wait_log(&["context_len=48 kv_blocks=4 sequences_max=2 step_tokens=8"]);
 }
 
 #[test]
