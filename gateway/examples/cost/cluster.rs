@@ -10,6 +10,16 @@ use crate::process::{Process, free_address};
 /// How long the cluster may take to be ready.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// Limits above every load that is put on, as each process takes those that it knows.
+const LIMITS: [(&str, &str); 6] = [
+    ("BATON_REQUESTS_MAX", "2048"),
+    ("BATON_SEQUENCES_MAX", "1024"),
+    ("BATON_WAITING_MAX", "2048"),
+    ("BATON_CALLS_MAX", "4096"),
+    ("BATON_EVENTS_MAX", "131072"),
+    ("BATON_KV_BLOCKS", "131072"),
+];
+
 /// How long steps of the simulated model take at least, microseconds.
 pub(crate) struct Pace {
     /// Of the worker that decodes.
@@ -48,28 +58,14 @@ impl Cluster {
         }
         let discovery = folder.path().join("members.toml");
         std::fs::write(&discovery, members)?;
-        // Limits above every load that is put on.
-        let options = folder.path().join("options.toml");
-        std::fs::write(
-            &options,
-            "requests_max = 2048\nsequences_max = 1024\nwaiting_max = 2048\ncalls_max = 4096\nkv_blocks = 131072\n",
-        )?;
-
         let (address, grpc) = (free_address()?, free_address()?);
-        let common = [
-            "--config",
-            &options.to_string_lossy(),
-            "--log",
-            "warn",
-            "--discovery",
-            &format!("fixed:{}", discovery.display()),
-        ]
-        .map(ToOwned::to_owned);
+        let common = ["--log", "error", "--discovery", &format!("fixed:{}", discovery.display())]
+            .map(ToOwned::to_owned);
         let start = |command: &str, own: &[&str]| {
             let own = own.iter().map(|&word| word.to_owned());
             let arguments: Vec<String> =
                 std::iter::once(command.to_owned()).chain(own).chain(common.clone()).collect();
-            Process::spawn(baton, &arguments)
+            Process::spawn(baton, &arguments, &LIMITS)
         };
         let model = |step_us: u64| format!("sim:vocab=4096,context_len=2048,step_us={step_us}");
         let others = vec![

@@ -1,4 +1,5 @@
-//! What a gateway costs beside a bare server of the same events: `cost BATON`, where BATON is the binary.
+//! What a gateway costs beside a bare server of the same events: `cost BATON [STREAMS…]`, where BATON is the binary and
+//! STREAMS are how many streams there are at a time.
 //!
 //! Starts a gateway, a router, a prefill and a decode worker as processes of their own, the workers with the simulated
 //! model, and puts chats on the gateway from this process: closed loops, each with one connection and one stream at a
@@ -38,6 +39,10 @@ fn main() -> Result<()> {
     if first == "echo" {
         return runtime.block_on(echo::serve(&echo::Settings::parse(&mut arguments)?));
     }
+    let mut streams = arguments.map(|word| word.parse()).collect::<Result<Vec<usize>, _>>()?;
+    if streams.is_empty() {
+        streams = STREAMS.to_vec();
+    }
     let tokenising = tokenising::measure(PROMPT_TOKENS)?;
     println!("tokenising {} tokens, of which the prompt has {PROMPT_TOKENS}:", tokenising.tokens);
     println!(
@@ -47,7 +52,7 @@ fn main() -> Result<()> {
         ms(tokenising.encoding)
     );
     runtime.block_on(async {
-        loads(&first, tokenising.total()).await?;
+        loads(&first, &streams, tokenising.total()).await?;
         idle(&first).await
     })
 }
@@ -64,7 +69,7 @@ impl Measured {
     }
 }
 
-async fn loads(baton: &str, tokenising: Duration) -> Result<()> {
+async fn loads(baton: &str, streams: &[usize], tokenising: Duration) -> Result<()> {
     println!("\n{TOKENS} tokens generated; CPU of the server's process:\n");
     println!(
         "| streams | requests/s | tokens/s | gateway, ms/request | echo | beyond echo and tokenising | gateway, µs/token | echo | ratio |"
@@ -73,7 +78,7 @@ async fn loads(baton: &str, tokenising: Duration) -> Result<()> {
     let cluster = Cluster::start(baton, Pace::default()).await?;
     // What is done once: connections, caches.
     load(&cluster.gateway, cluster.address(), 32, TOKENS_FEW, 64).await?;
-    for streams in STREAMS {
+    for &streams in streams {
         let requests = (3 * streams).max(300);
         let gateway = load(&cluster.gateway, cluster.address(), streams, TOKENS, requests).await?;
         let few = load(&cluster.gateway, cluster.address(), streams, TOKENS_FEW, requests).await?;
@@ -120,7 +125,7 @@ async fn echoed(like: &Outcome, streams: usize, tokens: usize, requests: usize) 
         interval: like.between_tokens(streams, tokens),
     };
     let this = std::env::current_exe()?;
-    let server = Process::spawn(&this.to_string_lossy(), &settings.arguments())?;
+    let server = Process::spawn(&this.to_string_lossy(), &settings.arguments(), &[])?;
     process::wait_for(&settings.address).await?;
     load(&server, &settings.address, streams, tokens, requests).await
 }

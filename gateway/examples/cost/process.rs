@@ -14,9 +14,9 @@ pub(crate) struct Process(Child);
 
 impl Process {
     /// Starts a program; what it says on its standard error is shown.
-    pub(crate) fn spawn(program: &str, arguments: &[String]) -> Result<Self> {
+    pub(crate) fn spawn(program: &str, arguments: &[String], environment: &[(&str, &str)]) -> Result<Self> {
         let mut command = Command::new(program);
-        command.args(arguments).stdin(Stdio::null()).stdout(Stdio::null());
+        command.args(arguments).envs(environment.iter().copied()).stdin(Stdio::null()).stdout(Stdio::null());
         Ok(Self(command.spawn().with_context(|| format!("starting {program}"))?))
     }
 
