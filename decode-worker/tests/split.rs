@@ -81,8 +81,8 @@ struct Pair {
 impl Pair {
     fn new(prefill_block: usize, decode_block: usize) -> Self {
         Self {
-            prefill: PrefillCore::new(engine(64, prefill_block), config("prefill:1", 1)),
-            decode: DecodeCore::new(engine(64, decode_block), config("decode:1", 2)),
+            prefill: PrefillCore::new(engine(128, prefill_block), config("prefill:1", 1)),
+            decode: DecodeCore::new(engine(128, decode_block), config("decode:1", 2)),
             now: Now::ZERO,
             next_call: 0,
             requests: BTreeMap::new(),

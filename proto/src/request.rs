@@ -11,7 +11,7 @@ pub const LOGPROBS_MAX: u32 = 20;
 /// How the next token is chosen. `temperature == 0` is greedy; ties go to the lowest id.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SamplingParams {
-    /// Divides the logits; 0 means greedy, and then every field below but the penalties is without effect.
+    /// Divides the logits; 0 means greedy, and then seed and filters (top-k, top-p, min-p, typical-p) are without effect.
     pub temperature: f32,
     /// Keep the k most likely tokens; `None` keeps all.
     pub top_k: Option<u32>,
