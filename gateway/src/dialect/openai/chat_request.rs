@@ -179,7 +179,9 @@ fn chat(fields: &mut Fields, messages: Vec<Value>, config: &Config) -> Result<Ch
 fn echo(fields: &mut Fields, chat: &Chat) -> Result<String, Fault> {
     let wanted = fields.flag("echo")?.unwrap_or(false);
     let last = chat.messages.last().filter(|message| wanted && message["role"] == "assistant");
-    Ok(last.and_then(|message| message["content"].as_str()).unwrap_or_default().to_owned())
+    let text = last.and_then(|message| message["content"].as_str()).unwrap_or_default();
+    // A message that goes on does so from its last word.
+    Ok(if chat.tail == Tail::Continue { text.trim_end() } else { text }.to_owned())
 }
 
 /// How hard to think, in the words of templates: the effort itself, and whether to think at all.

@@ -351,7 +351,7 @@ fn the_prompt_is_told_of_where_asked() {
 fn an_echo_comes_before_the_answer() {
     let body = json!({"echo": true, "add_generation_prompt": false, "continue_final_message": true, "messages": [
         {"role": "user", "content": "x"}, {"role": "assistant", "content": "Once "}]});
-    assert_eq!(answer(&Place::plain(), &body, &pieces(&["upon"], Finish::Eos)).content, "Once upon");
+    assert_eq!(answer(&Place::plain(), &body, &pieces(&[" upon"], Finish::Eos)).content, "Once upon");
     let user = with(json!({"echo": true}));
     assert_eq!(answer(&Place::plain(), &user, &pieces(&["upon"], Finish::Eos)).content, "upon");
 }
