@@ -71,6 +71,9 @@ struct ApiOptions {
     /// How the model writes its reasoning: auto, none or think
     #[arg(long, value_name = "NAME")]
     reasoning_parser: Option<String>,
+    /// Take chat templates out of requests, whose memory nothing bounds: for trusted clients only
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
+    request_chat_template: Option<bool>,
     /// Key of the watermark: who knows it can tell marked text
     #[arg(long, value_name = "N")]
     watermark_key: Option<u64>,
