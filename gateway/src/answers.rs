@@ -205,7 +205,9 @@ impl Answers {
                 // Stable: of equals the earlier comes first.
                 of_prompt.sort_by(|a, b| b.cumulative_logprob().total_cmp(&a.cumulative_logprob()));
             }
+            let unreturned = of_prompt.iter().skip(n).map(Whole::generated).sum();
             of_prompt.truncate(n);
+            of_prompt[0].unreturned = unreturned;
             chosen.append(&mut of_prompt);
         }
         Ok(chosen)
@@ -239,7 +241,7 @@ impl Growing {
         let Self { text, tokens, latencies, prompt, finish } = self;
         let prompt = prompt.map(|prompt| Arc::new(*prompt));
         let finish = finish.unwrap_or(if stopped { Finish::Stopped } else { Finish::Length });
-        Whole { text, tokens, latencies, prompt, finish }
+        Whole { text, tokens, latencies, prompt, finish, unreturned: 0 }
     }
 }
 

@@ -288,6 +288,8 @@ pub struct Whole {
     pub prompt: Option<Arc<PromptReport>>,
     /// Why it ended.
     pub finish: Finish,
+    /// Tokens of other sequences of its prompt, which are less likely and not part of the answer.
+    pub unreturned: usize,
 }
 
 impl Whole {

@@ -173,5 +173,6 @@ fn whole(pieces: &[Piece]) -> Whole {
         latencies: pieces.iter().map(|piece| piece.latency).collect(),
         prompt: None,
         finish: pieces.last().and_then(|piece| piece.finish.clone()).expect("a script has a last piece"),
+        unreturned: 0,
     }
 }

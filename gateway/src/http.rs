@@ -24,7 +24,7 @@ use crate::dialect::triton::{self, Envelope};
 use crate::dialect::{Call, Events, Family, Writer, vllm};
 use crate::docs::{
     self, ChatAnswer, ChatRequest, CompletionAnswer, CompletionRequest, MindIeRefusals, ModelAnswer,
-    ModelsAnswer, OpenAiRefusals, TextsAnswer, TritonAnswer, TritonRequest, VllmRequest,
+    ModelsAnswer, OpenAiRefusals, StreamEvent, TextsAnswer, TritonAnswer, TritonRequest, VllmRequest,
 };
 use crate::fault::Fault;
 use crate::front::body::parsed;
@@ -134,7 +134,7 @@ pub(crate) async fn triton_generate(state: Shared, path: ModelPathResult, reques
 #[utoipa::path(post, path = "/v2/models/{model}/generate_stream", tag = "Triton",
     params(("model" = String, Path, description = "the model")), request_body = TritonRequest,
     responses((status = 200, description = "an event for each token", content_type = "text/event-stream",
-        body = String), MindIeRefusals))]
+        body = StreamEvent), MindIeRefusals))]
 pub(crate) async fn triton_generate_stream(
     state: Shared,
     path: ModelPathResult,
@@ -175,7 +175,7 @@ pub(crate) async fn vllm_generate(State(service): Shared, request: Request) -> R
 /// Answers a chat.
 #[utoipa::path(post, path = "/v1/chat/completions", tag = "OpenAI", request_body = ChatRequest,
     responses((status = 200, description = "the answer, or a stream of its chunks", content(
-        (ChatAnswer = "application/json"), (String = "text/event-stream"))), OpenAiRefusals))]
+        (ChatAnswer = "application/json"), (StreamEvent = "text/event-stream"))), OpenAiRefusals))]
 pub(crate) async fn chat_completions(State(service): Shared, request: Request) -> Response {
     serve::<OpenAi, _>(&service, "openai", request, |service, body| {
         let setting =
@@ -188,7 +188,7 @@ pub(crate) async fn chat_completions(State(service): Shared, request: Request) -
 /// Continues texts.
 #[utoipa::path(post, path = "/v1/completions", tag = "OpenAI", request_body = CompletionRequest,
     responses((status = 200, description = "the texts, or a stream of their chunks", content(
-        (CompletionAnswer = "application/json"), (String = "text/event-stream"))), OpenAiRefusals))]
+        (CompletionAnswer = "application/json"), (StreamEvent = "text/event-stream"))), OpenAiRefusals))]
 pub(crate) async fn completions(State(service): Shared, request: Request) -> Response {
     serve::<OpenAi, _>(&service, "openai", request, |_, body| openai::parse_completion(body)).await
 }

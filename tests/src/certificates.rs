@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::PathBuf;
 
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, Issuer, KeyPair};
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, Issuer, KeyPair};
 
 /// `ca.pem`; `server`, `client` and `stranger`, each as `NAME.pem` and `NAME.key.pem`. The stranger's certificate is by
 /// an authority that nobody knows.
@@ -34,7 +34,8 @@ impl Certificates {
     fn issue(&self, name: &str, authority: &Issuer<'_, KeyPair>) {
         let key = KeyPair::generate().expect("a key can be drawn");
         let names = ["localhost".to_owned(), "127.0.0.1".to_owned()];
-        let params = CertificateParams::new(names).expect("the names are valid");
+        let mut params = CertificateParams::new(names).expect("the names are valid");
+        params.distinguished_name.push(DnType::CommonName, name);
         let certificate = params.signed_by(&key, authority).expect("a certificate can be signed");
         self.write(&format!("{name}.pem"), &certificate.pem());
         self.write(&format!("{name}.key.pem"), &key.serialize_pem());
@@ -47,6 +48,8 @@ impl Certificates {
 
 fn authority() -> CertifiedIssuer<'static, KeyPair> {
     let mut params = CertificateParams::new(Vec::new()).expect("no name is invalid");
+    // Another name than those it signs have, or these would look as if they had signed themselves.
+    params.distinguished_name.push(DnType::CommonName, "authority");
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     let key = KeyPair::generate().expect("a key can be drawn");
     CertifiedIssuer::self_signed(params, key).expect("a certificate can be signed")

@@ -137,6 +137,7 @@ pub(crate) mod tests {
             latencies: pieces.iter().map(|piece| piece.latency).collect(),
             prompt: None,
             finish: pieces.last().and_then(|piece| piece.finish.clone()).expect("a last piece"),
+            unreturned: 0,
         }
     }
 

@@ -18,7 +18,7 @@ pub(crate) use requests::{TritonRequest, VllmRequest};
 pub(crate) use responses::MindIeError as Refusal;
 pub(crate) use responses::{
     ChatAnswer, CompletionAnswer, MindIeRefusals, ModelAnswer, ModelsAnswer, OpenAiRefusals, SlotsAnswer,
-    StopRequest, StoppedAnswer, TextsAnswer, TritonAnswer,
+    StopRequest, StoppedAnswer, StreamEvent, TextsAnswer, TritonAnswer,
 };
 
 use crate::service::Service;

@@ -156,7 +156,7 @@ pub(crate) struct CompletionRequest {
     #[schema(minimum = 0, maximum = 2_147_483_647, default = 16)]
     pub(crate) max_tokens: Option<u32>,
     /// Sequences of which the likeliest `n` are returned.
-    #[schema(minimum = 1, maximum = 128)]
+    #[schema(minimum = 1, maximum = 20)]
     pub(crate) best_of: Option<u32>,
     /// Begin each text with its prompt.
     #[schema(default = false)]

@@ -122,6 +122,13 @@ pub(crate) struct TritonAnswer {
     pub(crate) details: Option<Value>,
 }
 
+/// An event of a stream.
+#[derive(ToSchema)]
+pub(crate) struct StreamEvent {
+    /// An answer as JSON, or `[DONE]`.
+    pub(crate) data: String,
+}
+
 /// The answer of `/generate`.
 #[derive(ToSchema)]
 pub(crate) struct TextsAnswer {

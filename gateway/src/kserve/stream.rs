@@ -52,6 +52,8 @@ struct Many {
 enum Event {
     Request(Option<Result<ModelInferRequest, Status>>),
     Response(Item),
+    /// Nothing runs any more.
+    Ended,
     Draining,
 }
 
@@ -77,6 +79,7 @@ impl Many {
                     let error_message = fault.to_string();
                     return Some(Ok(ModelStreamInferResponse { error_message, infer_response }));
                 }
+                Event::Ended => {}
                 Event::Draining => {
                     return Some(Err(status(Fault::NotReady("the server is shutting down".to_owned()))));
                 }
@@ -99,7 +102,8 @@ impl Many {
             }
         };
         tokio::select! {
-            Some(item) = running.next(), if !idle => Some(Event::Response(item)),
+            // None left: the last of them has ended without a word.
+            item = running.next(), if !idle => Some(item.map_or(Event::Ended, Event::Response)),
             message = request => Some(Event::Request(message)),
             // A stream without work must not hold up the end.
             () = service.shutdown.draining(), if idle => Some(Event::Draining),

@@ -20,7 +20,7 @@ const MAX_TOKENS: usize = 16;
 /// Range of `logprobs`.
 const LOGPROBS: RangeInclusive<u64> = 0..=5;
 /// Range of `best_of`.
-const BEST_OF: RangeInclusive<u64> = 1..=128;
+const BEST_OF: RangeInclusive<u64> = 1..=20;
 /// Most prompts of a call.
 const PROMPTS_MAX: usize = 1024;
 
@@ -188,7 +188,7 @@ mod tests {
             (json!({"logprobs": true}), "logprobs: expected an integer"),
             (json!({"n": 2, "best_of": 1}), "best_of: expected at least n, which is 2, got 1"),
             (json!({"n": 1, "best_of": 2, "stream": true}), "best_of: expected n, which is 1"),
-            (json!({"best_of": 0}), "best_of: expected an integer in [1, 128]"),
+            (json!({"best_of": 0}), "best_of: expected an integer in [1, 20]"),
             (json!({"echo": "yes"}), "echo: expected true or false"),
             (json!({"suffix": 1}), "suffix: expected a string"),
             (json!({"stream_options": {}}), "stream_options: is allowed only"),

@@ -1,12 +1,13 @@
 //! The response of `/v1/completions`, and its stream of chunks.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use checkpoint::{Incremental, Text};
 use proto::{PromptReport, TokenId, TokenLogprob};
 use serde::Serialize;
-use serde_json::{Map, Value};
+use serde_json::Value;
 use uuid::Uuid;
 
 use super::error::error_json;
@@ -60,6 +61,8 @@ struct PromptState {
 #[derive(Default)]
 struct ChoiceState {
     generated: usize,
+    /// Tokens of sequences that were generated and not returned.
+    unreturned: usize,
     /// Where the next token's text begins.
     place: Option<Place>,
 }
@@ -114,7 +117,7 @@ struct Logprobs {
     text_offset: Vec<usize>,
     token_logprobs: Vec<Option<f32>>,
     tokens: Vec<String>,
-    top_logprobs: Vec<Option<Map<String, Value>>>,
+    top_logprobs: Vec<Option<BTreeMap<String, f32>>>,
 }
 
 #[derive(Serialize)]
@@ -184,7 +187,7 @@ impl CompletionWriter {
 
     fn usage(&self) -> Usage {
         let prompt_tokens = self.prompts.iter().map(|prompt| prompt.tokens.len()).sum();
-        let completion_tokens = self.choices.iter().map(|choice| choice.generated).sum();
+        let completion_tokens = self.choices.iter().map(|choice| choice.generated + choice.unreturned).sum();
         let reports = self.prompts.iter().filter_map(|prompt| prompt.report.as_ref());
         let cached_tokens = reports.map(|report| report.cached_tokens).sum();
         Usage {
@@ -226,7 +229,7 @@ impl CompletionWriter {
         let count = self.shape.logprobs.unwrap_or(0) as usize;
         // The token itself is always among them.
         let entries = std::iter::once(&token).chain(top.iter().take(count));
-        let entries = entries.map(|one| (shown(text, one.id, spelling), Value::from(finite(one.logprob))));
+        let entries = entries.map(|one| (shown(text, one.id, spelling), finite(one.logprob)));
         logprobs.text_offset.push(offset);
         logprobs.token_logprobs.push(Some(finite(token.logprob)));
         logprobs.tokens.push(shown(text, token.id, spelling));
@@ -337,6 +340,7 @@ impl Writer for CompletionWriter {
         self.take(started);
         for (index, whole) in wholes.iter().enumerate() {
             self.choices[index].generated = whole.generated();
+            self.choices[index].unreturned = whole.unreturned;
             if let Some(report) = &whole.prompt {
                 self.prompts[index / self.shape.n].report.get_or_insert_with(|| (**report).clone());
             }
@@ -535,6 +539,7 @@ mod tests {
             latencies: Vec::new(),
             prompt: Some(Arc::new(report("ab"))),
             finish: Finish::Length,
+            unreturned: 0,
         };
         let body = writer(shape).whole(&[prompted("ab")], &[scored]);
         let body: Value = serde_json::from_slice(&body).unwrap();
