@@ -9,6 +9,7 @@ use proto::TokenId;
 use serde_json::{Map, Value, json};
 
 use super::reasoning::{CLOSE as THINK_CLOSE, OPEN as THINK_OPEN};
+use super::schema::{closed, relaxed, spelt};
 use super::{Form, Thinking, Tool, hermes, mistral};
 
 /// Most calls in one answer.
@@ -67,7 +68,7 @@ impl Outline<'_> {
             Content::Json(schema) => {
                 // What is no JSON is left for the compiler to refuse.
                 let schema = serde_json::from_str(schema)
-                    .map_or_else(|_| schema.to_owned(), |schema| spelt(schema, false).to_string());
+                    .map_or_else(|_| schema.to_owned(), |schema| spelt(schema).to_string());
                 rules.add("content", &format!("%json {schema}"));
             }
             Content::Regex(regex) => rules.add("content", &format!("/{}/", regex_in_lark(regex))),
@@ -163,9 +164,9 @@ impl Outline<'_> {
     /// The schema of a tool's arguments, as far as it is to be kept.
     fn arguments(&self, tool: &Tool) -> Value {
         if self.content == Content::Anything && !tool.strict {
-            return spelt(json!({"type": "object"}), true);
+            return spelt(json!({"type": "object"}));
         }
-        spelt(Value::Object(closed(&tool.parameters)), !tool.strict)
+        spelt(asked(tool))
     }
 }
 
@@ -216,7 +217,7 @@ impl Rules<'_> {
 /// The arguments of a call in Python: named where the schema names them, else as a dictionary after two stars. A value
 /// in JSON is one in Python to [`Calls`](super::Calls).
 fn keywords(index: usize, tool: &Tool, rules: &mut Rules<'_>) -> String {
-    let schema = closed(&tool.parameters);
+    let schema = asked(tool);
     let plain = [
         "type",
         "properties",
@@ -229,13 +230,14 @@ fn keywords(index: usize, tool: &Tool, rules: &mut Rules<'_>) -> String {
         "$schema",
     ];
     let properties = schema.get("properties").and_then(Value::as_object);
+    let keys = schema.as_object().into_iter().flat_map(Map::keys);
     let named = properties.filter(|properties| {
-        schema.keys().all(|key| plain.contains(&key.as_str()))
+        keys.clone().all(|key| plain.contains(&key.as_str()))
             && schema.get("additionalProperties") == Some(&Value::Bool(false))
             && properties.keys().all(|name| is_identifier(name))
     });
     let Some(properties) = named else {
-        return format!("{} %json {}", quoted("**"), spelt(Value::Object(schema), !tool.strict));
+        return format!("{} %json {}", quoted("**"), spelt(schema.clone()));
     };
     let required: Vec<&str> = schema
         .get("required")
@@ -257,7 +259,7 @@ fn keywords(index: usize, tool: &Tool, rules: &mut Rules<'_>) -> String {
         }
         rules.add(
             &format!("v{index}_{at}"),
-            &format!("{} %json {}", quoted(&format!("{name}=")), spelt(value, !tool.strict)),
+            &format!("{} %json {}", quoted(&format!("{name}=")), spelt(value)),
         );
         let (next, value) = (at + 1, format!("v{index}_{at}"));
         let (left_out, left_out_first) = if required.contains(&name.as_str()) {
@@ -274,53 +276,16 @@ fn keywords(index: usize, tool: &Tool, rules: &mut Rules<'_>) -> String {
     format!("b{index}_0")
 }
 
+/// The schema of a tool's arguments, as far as it is to be kept.
+fn asked(tool: &Tool) -> Value {
+    let schema = Value::Object(closed(&tool.parameters));
+    if tool.strict { schema } else { relaxed(&schema) }
+}
+
 fn is_identifier(name: &str) -> bool {
     let mut chars = name.chars();
     chars.next().is_some_and(|c| c.is_ascii_alphabetic() || c == '_')
         && chars.all(|c| c.is_ascii_alphanumeric() || c == '_')
-}
-
-/// A function takes the arguments that it names and no others, unless its schema says more about that.
-fn closed(schema: &Map<String, Value>) -> Map<String, Value> {
-    let mut schema = schema.clone();
-    let open = [
-        "additionalProperties",
-        "patternProperties",
-        "unevaluatedProperties",
-        "$ref",
-        "allOf",
-        "anyOf",
-        "oneOf",
-        "if",
-    ];
-    if schema.contains_key("properties") && !open.iter().any(|key| schema.contains_key(*key)) {
-        schema.insert("additionalProperties".to_owned(), Value::Bool(false));
-    }
-    schema
-}
-
-/// A schema with the compiler's options, unless it has its own: JSON as models have seen it most, without white space
-/// that has no end. When lenient, it ignores what it does not know.
-fn spelt(mut schema: Value, lenient: bool) -> Value {
-    if schema == Value::Bool(true) {
-        schema = json!({});
-    }
-    if let Value::Object(schema) = &mut schema {
-        let mut options = json!({
-            "item_separator": ", ",
-            "key_separator": ": ",
-            "whitespace_flexible": false,
-            "json_allowed_escapes": "nrbtf\\\"",
-        });
-        if lenient {
-            options["lenient"] = json!(true);
-            options["coerce_one_of"] = json!(true);
-        }
-        if !schema.contains_key("x-guidance") {
-            schema.insert("x-guidance".to_owned(), options);
-        }
-    }
-    schema
 }
 
 /// A text in quotes.

@@ -17,6 +17,7 @@ mod python_call;
 mod python_string;
 mod pythonic;
 mod reasoning;
+mod schema;
 mod tool;
 
 #[cfg(test)]
