@@ -70,7 +70,7 @@ fn files_of(services: &[&str]) -> Result<FileDescriptorSet, Error> {
             let mut names = file.service.iter().map(|service| full_name(file.package(), service.name()));
             names.any(|name| services.contains(&name.as_str()))
         })
-        .map(|file| file.name())
+        .map(prost_types::FileDescriptorProto::name)
         .collect();
     let mut found = HashSet::new();
     while let Some(name) = wanted.pop() {

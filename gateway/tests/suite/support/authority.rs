@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair, KeyUsagePurpose};
+use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, KeyUsagePurpose};
 
 /// An authority with a certificate for this machine's loopback names, `server`, and one for a client, `client`.
 pub(crate) struct Authority {
@@ -13,6 +13,8 @@ impl Authority {
     pub(crate) fn new() -> Self {
         let authority = Self { folder: tempfile::tempdir().unwrap() };
         let mut params = CertificateParams::default();
+        // Another name than those it signs have, or these would look as if they had signed themselves.
+        params.distinguished_name.push(DnType::CommonName, "authority");
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::DigitalSignature];
         let key = KeyPair::generate().unwrap();
