@@ -353,7 +353,6 @@ impl Job {
             finish: sampled.finish,
             top: sampled.top,
             prompt: sampled.prompt,
-            ..Token::default()
         })
     }
 }

@@ -2,7 +2,6 @@
 //! watermark.
 //!
 //! Needs the default model: `cargo xtask fetch-model`.
-#![expect(clippy::unwrap_used, reason = "what these functions unwrap is the test")]
 
 use std::collections::BTreeMap;
 use std::path::Path;

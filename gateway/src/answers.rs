@@ -342,10 +342,9 @@ impl Running {
             let decodes = piece.token.index > 0;
             if decodes || piece.finish.is_some() {
                 let placed = self.answer.placed().cloned();
-                tell.send_replace(placed.map(|placed| match decodes {
-                    true => Placed { prefill: None, ..placed },
-                    false => placed,
-                }));
+                tell.send_replace(
+                    placed.map(|placed| if decodes { Placed { prefill: None, ..placed } } else { placed }),
+                );
                 self.tell = None;
             }
         }

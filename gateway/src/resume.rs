@@ -34,6 +34,7 @@ pub enum Event {
 
 /// What to do next.
 #[derive(Clone, Debug, PartialEq)]
+#[expect(clippy::large_enum_variant, reason = "one at a time, and never kept")]
 pub enum Action {
     /// Ask a router, another one than the last where there is a choice, and report what comes.
     Route(Generation),

@@ -305,7 +305,6 @@ impl<M: Model> PrefillCore<M> {
                 finish: sampled.finish,
                 top: sampled.top,
                 prompt: sampled.prompt,
-                ..Token::default()
             };
             let prefill = step.end.saturating_sub(scheduled);
             out.push(Action::Prefill { call, item: PrefillItem::Done { token, prefill } });

@@ -36,7 +36,7 @@ impl<'a> Distribution<'a> {
     pub(super) fn likeliest(&self) -> TokenId {
         let (chunks, rest) = self.logits.as_chunks::<LANES>();
         // Without an early exit inside the chunk it takes a few instructions.
-        let has = |lane: &Lane| lane.iter().fold(false, |found, &logit| found || logit == self.maximum);
+        let has = |lane: &Lane| lane.contains(&self.maximum);
         let chunk = chunks.iter().position(has);
         let (start, lane) = match chunk {
             Some(chunk) => (chunk * LANES, &chunks[chunk][..]),

@@ -163,7 +163,7 @@ fn rules_that_leave_no_token_fail_their_sequence_and_no_other() {
     let outcome = run(&mut engine);
     assert_eq!(outcome.tokens[&bad], [7]);
     expect_test::expect![[
-        r#"sampling: token 1 of the output: allowed_token_ids, bad_words, min_tokens and grammar together leave no token to choose (INVALID_ARGUMENT)"#
+        r"sampling: token 1 of the output: allowed_token_ids, bad_words, min_tokens and grammar together leave no token to choose (INVALID_ARGUMENT)"
     ]]
     .assert_eq(&outcome.failed[&bad].to_string());
     assert_eq!(outcome.tokens[&good], reference(&other));

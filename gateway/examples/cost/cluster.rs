@@ -8,7 +8,7 @@ use anyhow::{Result, bail};
 use crate::process::{Process, free_address};
 
 /// How long the cluster may take to be ready.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_mins(1);
 
 /// Limits above every load that is put on, as each process takes those that it knows.
 const LIMITS: [(&str, &str); 6] = [

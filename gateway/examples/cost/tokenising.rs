@@ -51,8 +51,8 @@ pub(crate) fn measure(tokens: usize) -> Result<Tokenising> {
     let ended = thread_cpu();
     Ok(Tokenising {
         tokens: count,
-        rendering: (between - started) / ROUNDS as u32,
-        encoding: (ended - between) / ROUNDS as u32,
+        rendering: between.checked_sub(started).expect("CPU time only grows") / ROUNDS as u32,
+        encoding: ended.checked_sub(between).expect("CPU time only grows") / ROUNDS as u32,
     })
 }
 

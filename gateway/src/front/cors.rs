@@ -60,10 +60,7 @@ fn is_all(list: &[String]) -> bool {
 fn origins(config: &Config) -> Result<AllowOrigin, Error> {
     let list = &config.allowed_origins;
     if is_all(list) {
-        return Ok(match config.allow_credentials {
-            true => AllowOrigin::mirror_request(),
-            false => AllowOrigin::any(),
-        });
+        return Ok(if config.allow_credentials { AllowOrigin::mirror_request() } else { AllowOrigin::any() });
     }
     let origins = list.iter().map(|value| origin(value)).collect::<Result<Vec<_>, _>>()?;
     Ok(AllowOrigin::list(origins))
@@ -89,9 +86,10 @@ fn origin(value: &str) -> Result<HeaderValue, Error> {
 fn methods(config: &Config) -> Result<AllowMethods, Error> {
     let list = &config.allowed_methods;
     if is_all(list) {
-        return Ok(match config.allow_credentials {
-            true => AllowMethods::mirror_request(),
-            false => AllowMethods::any(),
+        return Ok(if config.allow_credentials {
+            AllowMethods::mirror_request()
+        } else {
+            AllowMethods::any()
         });
     }
     let method = |value: &String| {

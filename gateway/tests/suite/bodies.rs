@@ -98,7 +98,7 @@ async fn a_large_body_gets_its_refusal() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_body_that_is_cut_short_does_not_hold_a_drain() {
-    let cluster = Cluster::start(&["r0"], |config| config.body_timeout = Duration::from_secs(600)).await;
+    let cluster = Cluster::start(&["r0"], |config| config.body_timeout = Duration::from_mins(10)).await;
     let mut socket = connect(&cluster).await;
     let head = "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{";
     socket.write_all(head.as_bytes()).await.unwrap();

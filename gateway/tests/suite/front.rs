@@ -206,7 +206,7 @@ async fn without_a_key_there_is_a_refusal_in_the_family_s_words() {
     for (path, body) in &calls {
         let send = |key: Option<&str>| {
             let request = cluster.client().post(cluster.url(path)).json(body);
-            key.into_iter().fold(request, |request, key| request.bearer_auth(key)).send()
+            key.into_iter().fold(request, reqwest::RequestBuilder::bearer_auth).send()
         };
         for key in ["sk-1", "sk-2"] {
             assert_eq!(send(Some(key)).await.unwrap().status(), 200, "{path}");

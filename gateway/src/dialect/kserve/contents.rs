@@ -111,7 +111,7 @@ mod tests {
             Elements::Bools(list) => contents.bool_contents.clone_from(list),
             Elements::Signed(list) if datatype == Datatype::Int64 => contents.int64_contents.clone_from(list),
             Elements::Signed(list) => {
-                contents.int_contents = list.iter().map(|number| *number as i32).collect()
+                contents.int_contents = list.iter().map(|number| *number as i32).collect();
             }
             Elements::Unsigned(list) if datatype == Datatype::Uint64 => {
                 contents.uint64_contents.clone_from(list);

@@ -208,7 +208,7 @@ fn outputs(raw: Option<&RawValue>) -> Result<Vec<Wanted>, Fault> {
         let name = required::<String>(body.name, &format!("{path}.name"), "a string")?;
         let parameters = tensor_parameters(body.parameters, &path)?;
         let classes = format!("{path}.parameters.classification");
-        if parameters.get("classification").is_some_and(|classes| *classes != Value::from(0)) {
+        if parameters.get("classification").is_some_and(|classes| classes.as_u64() != Some(0)) {
             return Err(Fault::field(classes, "is not supported: the outputs are no classes"));
         }
         let binary = match parameters.get("binary_data") {

@@ -73,7 +73,7 @@ fn wanted(output: InferRequestedOutputTensor, index: usize) -> Result<Wanted, Fa
     let classes = format!("{path}.parameters.classification");
     let classification =
         parameters(output.parameters, &format!("{path}.parameters"))?.remove("classification");
-    if classification.is_some_and(|classes| classes != Value::from(0)) {
+    if classification.is_some_and(|classes| classes != 0) {
         return Err(Fault::field(classes, "is not supported: the outputs are no classes"));
     }
     Ok(Wanted { name: output.name, binary: None })

@@ -417,7 +417,7 @@ mod tests {
         expected.skip_special_tokens = false;
         expected.truncate = Some(Truncate::Last(6));
         expected.priority = Priority(2);
-        expected.timeout = Some(Duration::from_micros(1000));
+        expected.timeout = Some(Duration::from_millis(1));
         (expected.n, expected.best_of, expected.ranked) = (2, 3, true);
         expected.echo = false;
         assert_eq!(request, expected);

@@ -121,7 +121,6 @@ struct Logprobs {
 }
 
 #[derive(Serialize)]
-#[expect(clippy::struct_field_names, reason = "the API's names")]
 struct Usage {
     prompt_tokens: usize,
     completion_tokens: usize,
