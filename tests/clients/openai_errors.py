@@ -24,6 +24,7 @@ FAULTS = [
     ("top_logprobs", {"logprobs": True, "top_logprobs": 21}),
     ("top_logprobs", {"top_logprobs": 2}),
     ("logit_bias", {"logit_bias": {"5": 101}}),
+    ("stop[1]", {"stop": ["a", 5]}),
     ("messages", {"messages": []}),
     ("messages[0].role", {"messages": [{"role": "robot", "content": "x"}]}),
     ("messages[0].content", {"messages": [{"role": "user", "content": 5}]}),

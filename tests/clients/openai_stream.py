@@ -124,7 +124,8 @@ def test_a_stream_can_be_left(client):
             extra_body={"ignore_eos": True},
         ) as stream:
             next(iter(stream))
-    assert client.chat.completions.create(model=MODEL, messages=MESSAGES, temperature=0).choices[0].message.content == ANSWER
+    answer = client.chat.completions.create(model=MODEL, messages=MESSAGES, temperature=0)
+    assert answer.choices[0].message.content == ANSWER
 
 
 def test_a_raw_stream_is_an_event_stream(client):

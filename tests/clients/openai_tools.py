@@ -55,7 +55,6 @@ def test_a_required_tool_is_called(client):
 
 def test_a_named_tool_is_called(client):
     choice = chat(client, tool_choice=NAMED).choices[0]
-    # The caller chose the tool, so the model only stopped: OpenAI's own reason for a named tool.
     assert choice.finish_reason == "tool_calls"
     (call,) = choice.message.tool_calls
     assert checked(call) == "add"
@@ -192,6 +191,9 @@ def test_json_object_is_an_object(client):
         assert isinstance(json.loads(choice.message.content), dict)
 
 
+NONSENSE = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nonsense"}}}
+
+
 @pytest.mark.parametrize(
     ("param", "arguments"),
     [
@@ -199,10 +201,7 @@ def test_json_object_is_an_object(client):
         ("tool_choice", {"tool_choice": "sometimes"}),
         ("tools[0]", {"tools": [{"type": "function"}]}),
         ("tools[0].type", {"tools": [{"type": "browser", "function": {"name": "x"}}]}),
-        (
-            "response_format",
-            {"tools": [], "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nonsense"}}}},
-        ),
+        ("response_format", {"tools": [], "response_format": NONSENSE}),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])

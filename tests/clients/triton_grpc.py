@@ -235,6 +235,7 @@ def test_statistics_count(client):
     [
         ("absent", {}, grpc.StatusCode.NOT_FOUND, "absent"),
         (MODEL, {"max_tokens": 0}, grpc.StatusCode.INVALID_ARGUMENT, "max_tokens"),
+        (MODEL, {"temperature": -1.0}, grpc.StatusCode.INVALID_ARGUMENT, "temperature"),
     ],
 )
 def test_faults_have_their_status(client, model, parameters, code, word):

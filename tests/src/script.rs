@@ -32,6 +32,8 @@ impl Server {
 #[derive(Clone, Debug)]
 pub struct Python {
     interpreter: PathBuf,
+    /// Where compiled modules are kept.
+    compiled: PathBuf,
 }
 
 impl Python {
@@ -49,7 +51,7 @@ impl Python {
             "{} does not hold what tests/clients/requirements.txt lists: run `cargo xtask fetch-clients` first",
             folder.display()
         );
-        Self { interpreter: folder.join("bin/python") }
+        Self { interpreter: folder.join("bin/python"), compiled: folder.join("compiled") }
     }
 
     /// Runs scripts in one pytest, to its end or until `patience` is over. An error is all that it printed.
@@ -63,6 +65,8 @@ impl Python {
         command.current_dir(root().join("tests/clients"));
         command.env("BATON_HTTP", &server.http).env("BATON_GRPC", &server.grpc).env("BATON_MODEL", MODEL);
         command.envs(server.variables.iter().map(|(name, value)| (name, value)));
+        // What is compiled is kept with the environment, whoever else may not want it kept.
+        command.env_remove("PYTHONDONTWRITEBYTECODE").env("PYTHONPYCACHEPREFIX", &self.compiled);
         // Clients stay on this machine: no proxy for the server, no list of prices, no tokenizer, no report of use.
         command.env("NO_PROXY", "*").env("LITELLM_LOCAL_MODEL_COST_MAP", "True");
         command.env("LANGSMITH_TRACING", "false").env("HF_HUB_OFFLINE", "1");

@@ -89,7 +89,7 @@ async fn clients_meet_four_processes() {
 #[tokio::test(flavor = "multi_thread")]
 async fn generated_requests_meet_a_simulated_model() {
     let python = Python::installed();
-    let serve = words("--model sim: --placement split --max-iter-times 4");
+    let serve = words("--model sim: --placement split --max-iter-times 4 --accept-any-model");
     let mut cluster = Cluster::new(Settings { serve, ..Settings::default() });
     cluster.spawn((Service::Serve, 0));
     cluster.wait_ready().await;

@@ -148,6 +148,7 @@ pub(crate) struct NamedSchema {
 
 /// The body of `/v1/completions`.
 #[derive(Serialize, ToSchema)]
+#[schema(example = json!({"prompt": "Once upon a time", "max_tokens": 16}))]
 pub(crate) struct CompletionRequest {
     /// What to continue.
     #[schema(value_type = Prompts)]
@@ -172,6 +173,7 @@ pub(crate) struct CompletionRequest {
 
 /// The body of `/v1/chat/completions`.
 #[derive(Serialize, ToSchema)]
+#[schema(example = json!({"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 16}))]
 pub(crate) struct ChatRequest {
     /// What was said.
     #[schema(min_items = 1)]

@@ -11,6 +11,7 @@ use utoipa::ToSchema;
 
 /// The body of `generate` and `generate_stream`.
 #[derive(Serialize, ToSchema)]
+#[schema(example = json!({"text_input": "Once upon a time", "parameters": {"max_new_tokens": 16, "details": true}}))]
 pub(crate) struct TritonRequest {
     /// Names the request; drawn when absent.
     #[schema(pattern = "^[A-Za-z0-9_-]{1,256}$")]
@@ -152,6 +153,7 @@ pub(crate) enum Prompts {
 
 /// The body of vLLM's `/generate`.
 #[derive(Serialize, ToSchema)]
+#[schema(example = json!({"prompt": "Once upon a time", "max_tokens": 16, "temperature": 0.8}))]
 pub(crate) struct VllmRequest {
     /// What to continue: a text, a list of parts of type `text`, or token ids.
     #[schema(value_type = TextOrParts)]
