@@ -1,3 +1,5 @@
+//! What is described is what is read, field by field.
+
 use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
