@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use node::telemetry::REQUESTS;
 use node::{Busy, Clock, Shutdown, Tasks};
 use proto::{Reason, RequestId};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
@@ -64,7 +65,10 @@ impl Service {
             return Err(Fault::Busy { running, waiting });
         };
         State::Waiting.enter();
+        let id = Uuid::new_v4().simple().to_string();
+        tracing::info!(target: REQUESTS, request = id, dialect, "request arrived");
         Ok(Ticket {
+            id,
             dialect,
             arrived: self.clock.now(),
             state: State::Waiting,
@@ -112,8 +116,8 @@ impl Service {
         ticket.measured = Some(Measured::new(self.clone(), model.clone()));
         let priority = first.priority;
         let deadline = ticket.arrived.saturating_add(first.deadline(self.config.timeout));
-        let id = Uuid::new_v4().simple().to_string();
-        tracing::debug!(request = id, model = model.description.name, sequences, "request admitted");
+        let id = ticket.id.clone();
+        tracing::info!(target: REQUESTS, request = id, model = model.description.name, sequences, "request read");
         let (service, began) = (self.clone(), self.clock.now());
         let admission = move || {
             let several = requests.len() > 1;
@@ -125,14 +129,19 @@ impl Service {
         };
         let prepared = self.tasks.spawn_blocking("admit", admission).await??;
         let admitted = self.clock.now();
+        tracing::info!(target: REQUESTS, request = ticket.id, "request admitted");
         ticket.place = Some(self.place(priority, deadline).await?);
         let placed = self.clock.now();
+        let waited_seconds = placed.saturating_sub(admitted).as_secs_f64();
+        tracing::info!(target: REQUESTS, request = ticket.id, waited_seconds, "request runs");
         let answers = Answers::start(self.clone(), prepared, ticket.arrived).await?;
         if let Some(measured) = &mut ticket.measured {
             measured.spent.input = admitted.saturating_sub(began);
             measured.spent.queue = placed.saturating_sub(admitted) + answers.first_queue_wait();
         }
         ticket.running();
+        let ttft_seconds = self.clock.now().saturating_sub(ticket.arrived).as_secs_f64();
+        tracing::info!(target: REQUESTS, request = ticket.id, ttft_seconds, "request has its first token");
         Ok(answers)
     }
 
@@ -199,6 +208,8 @@ pub(crate) fn draw_seed() -> u64 {
 
 /// One request in the house: its place among those that may run, and its line in the metrics.
 pub(crate) struct Ticket {
+    /// The request's name between services, and in the log.
+    id: String,
     dialect: &'static str,
     arrived: Duration,
     state: State,
@@ -265,6 +276,7 @@ impl Drop for Ticket {
     fn drop(&mut self) {
         self.state.leave();
         metrics::answered(self.dialect, self.status);
+        tracing::info!(target: REQUESTS, request = self.id, status = self.status, "request ended");
         if let Some(Measured { service, model, arrived_ms, spent }) = self.measured.take() {
             let total = service.clock.now().saturating_sub(self.arrived);
             let answered = (200..300).contains(&self.status);

@@ -2,8 +2,8 @@
 
 #![expect(clippy::unwrap_used, reason = "these are tests")]
 
-use std::io::{BufRead, BufReader, Read};
-use std::net::TcpListener;
+use std::io::{BufRead, BufReader, Read, Write as _};
+use std::net::{TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -453,6 +453,51 @@ fn a_mode_sizes_the_workers() {
     let overrides = "max_num_sequence=2;max_total_seq_length=64;prefill_chunk_size=8;context_window_size=48";
     let mut running = Running::start(serve_sim().args(["--overrides", overrides]));
     running.wait_log(&["context_len=48 kv_blocks=4 sequences_max=2 step_tokens=8"]);
+}
+
+/// Sends a request to `/generate` of a server that logs its address, until it is served.
+fn generate(log: &[String]) {
+    let line = log.iter().find(|line| line.contains("serving http service=\"gateway\"")).unwrap();
+    let address = line.split_whitespace().find_map(|word| word.strip_prefix("address=")).unwrap();
+    let body = r#"{"prompt": "abc", "max_tokens": 2}"#;
+    let start = Instant::now();
+    loop {
+        let mut socket = TcpStream::connect(address.trim_matches('"')).unwrap();
+        let head = "POST /generate HTTP/1.1\r\nhost: x\r\nconnection: close";
+        write!(socket, "{head}\r\ncontent-length: {}\r\n\r\n{body}", body.len()).unwrap();
+        let mut answer = String::new();
+        socket.read_to_string(&mut answer).unwrap();
+        if answer.starts_with("HTTP/1.1 200") {
+            return;
+        }
+        assert!(answer.starts_with("HTTP/1.1 503") && start.elapsed() < PATIENCE, "{answer}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn requests_are_traced_when_asked_for() {
+    let events = [
+        "arrived dialect=\"vllm\"",
+        "read model=\"sim\"",
+        "admitted",
+        "runs",
+        "first token",
+        "ended status=200",
+    ];
+    for traced in [true, false] {
+        let mut running = Running::start(serve_sim().arg(format!("--enable-tracing={traced}")));
+        let log = running.wait_log(&["serving http service=\"gateway\"", "local:decode-0"]);
+        generate(&log);
+        running.signal("TERM");
+        assert_eq!(running.exit_code(), Some(0));
+        let mut rest = String::new();
+        running.0.stderr.take().unwrap().read_to_string(&mut rest).unwrap();
+        for event in events {
+            let found = rest.lines().any(|line| line.contains("baton::requests") && line.contains(event));
+            assert_eq!(found, traced, "{event} in {rest}");
+        }
+    }
 }
 
 #[test]
