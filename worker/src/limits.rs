@@ -48,6 +48,17 @@ pub enum Mode {
     Server,
 }
 
+impl Mode {
+    /// Most sequences that run at once, where that is not set.
+    pub fn sequences(self) -> usize {
+        match self {
+            Self::Local => LOCAL_SEQUENCES_MAX.min(SEQUENCES),
+            Self::Interactive => 1,
+            Self::Server => SEQUENCES,
+        }
+    }
+}
+
 /// What a model brings to the calculation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Shape {
@@ -81,11 +92,7 @@ impl Limits {
     pub(crate) fn of(config: &Config, shape: Shape) -> Result<Self, Error> {
         let context_len = context_len(config, shape.context_len)?;
         let memory = Memory::of(config, shape)?;
-        let sequences_max = config.sequences_max.unwrap_or(match config.mode {
-            Some(Mode::Local) => LOCAL_SEQUENCES_MAX.min(SEQUENCES),
-            Some(Mode::Interactive) => 1,
-            None | Some(Mode::Server) => SEQUENCES,
-        });
+        let sequences_max = config.sequences_max.unwrap_or(config.mode.map_or(SEQUENCES, Mode::sequences));
         let (kv_blocks, tokens) = match (config.kv_blocks, config.kv_tokens) {
             (Some(blocks), _) => (blocks, blocks.saturating_mul(config.block_tokens)),
             (None, Some(tokens)) => (tokens.div_ceil(config.block_tokens), tokens),

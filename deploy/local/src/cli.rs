@@ -248,7 +248,8 @@ fn load_serve(layers: &mut Layers, notes: &mut Vec<String>) -> Result<Service, E
     if gateway.dialect == ::gateway::Dialect::Mlc {
         worker.mode = worker.mode.or(Some(::worker::limits::Mode::Local));
     }
-    let config = ServeConfig { options: layers.load()?, gateway, router: layers.load()?, worker };
+    let mut config = ServeConfig { options: layers.load()?, gateway, router: layers.load()?, worker };
+    config.bound_by_mode();
     Ok(Service::All(Box::new(config)))
 }
 

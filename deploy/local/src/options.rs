@@ -111,6 +111,18 @@ impl ServeConfig {
         Ok(())
     }
 
+    /// With a mode, lets no more requests run than the decode workers take sequences: the others wait at the gateway,
+    /// where nothing but their own deadline ends the wait.
+    pub(crate) fn bound_by_mode(&mut self) {
+        let Some(mode) = self.worker.mode else { return };
+        let sequences = self.worker.sequences_max.unwrap_or(mode.sequences());
+        let running = sequences.saturating_mul(self.options.decode).max(1);
+        if running < self.gateway.requests_max {
+            self.gateway.queue_max = Some(self.gateway.queue_max());
+            self.gateway.requests_max = running;
+        }
+    }
+
     /// Adds all options that count.
     pub(crate) fn show(&self, shown: &mut Effective) {
         // Ports decide where the gateway listens, and what is within the process listens nowhere.
@@ -130,6 +142,8 @@ impl ServeConfig {
 
 #[cfg(test)]
 mod tests {
+    use worker::limits::Mode;
+
     use super::*;
 
     #[test]
@@ -143,6 +157,22 @@ mod tests {
         let mut config = ServeConfig::default();
         config.options.decode = 0;
         assert!(config.validate().unwrap_err().to_string().starts_with("--decode: "));
+    }
+
+    #[test]
+    fn with_a_mode_no_more_run_than_the_workers_take() {
+        let bounds = |mode, sequences_max, requests_max, decode| {
+            let mut config = ServeConfig::default();
+            (config.worker.mode, config.worker.sequences_max) = (mode, sequences_max);
+            (config.gateway.requests_max, config.options.decode) = (requests_max, decode);
+            config.bound_by_mode();
+            (config.gateway.requests_max, config.gateway.queue_max())
+        };
+        assert_eq!(bounds(None, None, 1000, 1), (1000, 2000));
+        assert_eq!(bounds(Some(Mode::Interactive), None, 1000, 1), (1, 2000));
+        assert_eq!(bounds(Some(Mode::Local), None, 1000, 2), (8, 2000));
+        assert_eq!(bounds(Some(Mode::Local), Some(10), 1000, 2), (20, 2000));
+        assert_eq!(bounds(Some(Mode::Server), None, 30, 1), (30, 60));
     }
 
     #[test]

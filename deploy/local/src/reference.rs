@@ -140,7 +140,8 @@ the memory for KV holds.
 | `server` | 64 | min(FIT, `sequences_max` × context) | 128 |
 | none | 64 | eight contexts, as far as they fit | 128 |
 
-With `--dialect mlc` the mode is `local` unless another one is named.
+With `--dialect mlc` the mode is `local` unless another one is named. With a mode, `baton serve` lets no more requests run
+than its decode workers take sequences; the others wait.
 ";
 
 /// The whole page.

@@ -177,8 +177,9 @@ fn what_mlc_users_type_is_understood() {
             "baton: --model-lib: /models/lib.so is ignored, since models are not compiled",
         ]
     );
-    for (dialect, mode) in [("openai", None), ("mlc", Some("local"))] {
+    for (dialect, mode, requests_max) in [("openai", None, 1000), ("mlc", Some("local"), 4)] {
         let (printed, notes) = self::printed(&mut baton(&["serve", "sim:", "--dialect", dialect]));
         assert_eq!((printed.get("mode").and_then(toml::Value::as_str), notes.as_str()), (mode, ""));
+        assert_eq!(printed["requests_max"].as_integer(), Some(requests_max));
     }
 }
