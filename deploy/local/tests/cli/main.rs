@@ -223,7 +223,8 @@ fn a_taken_port_of_serve_is_one_line() {
 fn serve_drains_on_either_signal() {
     for signal in ["TERM", "INT"] {
         let mut running = Running::start(&mut serve_sim());
-        running.wait_log(&["local:decode-0"]);
+        // Ready, so past everything that comes before the signals are heard.
+        running.wait_log(&["local:decode-0", "ready: a probe went through"]);
         running.signal(signal);
         assert_eq!(running.exit_code(), Some(0), "{signal}");
     }
