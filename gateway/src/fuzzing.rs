@@ -12,7 +12,7 @@ use crate::answers::Prepared;
 use crate::dialect::mindie::MindIe;
 use crate::dialect::openai::{self, OpenAi};
 use crate::dialect::triton::{self, Envelope};
-use crate::dialect::{Call, Events, Family, Writer, vllm};
+use crate::dialect::{Call, Events, Family, Writer, kserve, vllm};
 use crate::domain::{Piece, Request, Whole};
 use crate::fault::Fault;
 use crate::models::Model;
@@ -92,6 +92,62 @@ pub fn take(front: Front, body: &[u8], script: &Script) -> Result<Taken, Refused
             answered::<OpenAi, _>(|| openai::parse_chat(body, &setting), script)
         }
     }
+}
+
+/// A request for inference that was taken.
+#[derive(Debug)]
+pub struct Inferred {
+    /// What it asks for.
+    pub request: Request,
+    /// What is asked of a router for its first sequence, or why it is not.
+    pub admitted: Result<Generation, Refused>,
+    /// The script as a body.
+    pub whole: Bytes,
+    /// How many bytes of that are JSON, where others follow.
+    pub json_len: Option<usize>,
+    /// The script as a stream of responses.
+    pub parts: Vec<proto::wire::inference::ModelInferResponse>,
+}
+
+/// What `infer` makes of the body and the header that says how much of it is JSON, and of the script as its answer.
+pub fn take_infer(body: &Bytes, header: Option<&[u8]>, script: &Script) -> Result<Inferred, Refused> {
+    let inferred = kserve::http_request::parse(body, header).and_then(|inference| infer(inference, script));
+    inferred.map_err(|fault| refused::<MindIe>(&fault))
+}
+
+/// The same of a message.
+pub fn take_infer_message(
+    message: proto::wire::inference::ModelInferRequest,
+    script: &Script,
+) -> Result<Inferred, Refused> {
+    let inferred = kserve::messages::read(message).and_then(|inference| infer(inference, script));
+    inferred.map_err(|fault| refused::<MindIe>(&fault))
+}
+
+fn infer(inference: kserve::inference::Inference, script: &Script) -> Result<Inferred, Fault> {
+    let model = &script.model.description.name;
+    let encoding = kserve::http_response::Encoding {
+        binary: inference.reserved.binary_data_output,
+        outputs: inference.outputs.clone(),
+    };
+    let head = kserve::messages::Head { id: inference.id.clone(), model: model.clone() };
+    let (request, shape) = kserve::request::convert(&Config::default(), model, inference)?;
+    let prepared = prepare(&request, &script.model);
+    let started =
+        prepared.as_ref().map_or_else(|_| started(&script.model), Prepared::started);
+    let wholes: Vec<Whole> = (0..request.n).map(|choice| whole(script.says(choice))).collect();
+    let outputs = kserve::compose::Composer::new(shape.clone()).whole(&started, &wholes);
+    let body = kserve::http_response::write(Some(&head.id), model, &outputs, &encoding);
+    let mut composer = kserve::compose::Composer::new(shape);
+    let mut parts = Vec::new();
+    for choice in 0..request.n {
+        for piece in script.says(choice) {
+            let last = choice + 1 == request.n && piece.finish.is_some();
+            parts.push(head.part(&composer.piece(&started, choice, piece), last));
+        }
+    }
+    let admitted = prepared.map(|prepared| prepared.generation).map_err(|fault| refused::<MindIe>(&fault));
+    Ok(Inferred { request, admitted, whole: body.bytes, json_len: body.json_len, parts })
 }
 
 /// What the public gRPC service makes of a request.

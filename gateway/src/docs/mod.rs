@@ -1,5 +1,6 @@
 //! The description of the HTTP API, derived from its handlers, and a page that shows it without the internet.
 
+mod kserve;
 mod openai_requests;
 mod requests;
 mod responses;
@@ -13,6 +14,10 @@ use axum::routing::get;
 use http::header::CONTENT_TYPE;
 use utoipa::OpenApi;
 
+pub(crate) use kserve::{
+    ConfigAnswer, IndexEntry, IndexRequest, InferAnswer, InferRequest, MetadataAnswer, ServerAnswer,
+    StatisticsAnswer,
+};
 pub(crate) use openai_requests::{ChatRequest, CompletionRequest};
 pub(crate) use requests::{TritonRequest, VllmRequest};
 pub(crate) use responses::MindIeError as Refusal;
@@ -29,7 +34,8 @@ use crate::service::Service;
     info(
         title = "Baton",
         description = "Generates text with prefill and decode on different workers. The same models are served by \
-                       several APIs: Triton's generate as MindIE has it, vLLM's /generate, and OpenAI's."
+                       several APIs: KServe's inference by tensors, Triton's generate as MindIE has it, vLLM's \
+                       /generate, and OpenAI's."
     ),
     paths(
         crate::http::live,
@@ -44,6 +50,14 @@ use crate::service::Service;
         crate::manage::stop,
         crate::manage::slots,
         crate::manage::trial,
+        crate::kserve::http::server,
+        crate::kserve::http::metadata,
+        crate::kserve::http::config,
+        crate::kserve::http::ready,
+        crate::kserve::http::model_statistics,
+        crate::kserve::http::all_statistics,
+        crate::kserve::http::index,
+        crate::kserve::http::infer,
     )
 )]
 struct Document;

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::Config;
 use crate::dialect::fields;
-use crate::dialect::{openai, triton, vllm};
+use crate::dialect::{kserve as kserve_dialect, openai, triton, vllm};
 
 fn document() -> Value {
     serde_json::from_slice(&DOCUMENT).unwrap()
@@ -63,6 +63,29 @@ fn every_field_that_is_read_is_described_and_the_other_way_round() {
     let inner = described(&document, &document["components"]["schemas"]["TritonParameters"]);
     let both: BTreeSet<String> = body.union(&inner).cloned().collect();
     assert_eq!(both, read);
+}
+
+#[test]
+fn every_option_of_infer_is_described_and_the_other_way_round() {
+    let document = document();
+    fields::asked::start();
+    let body = br#"{"inputs":[{"name":"text_input","datatype":"BYTES","shape":[1],"data":["x"]}]}"#;
+    let inference = kserve_dialect::http_request::parse(&Bytes::from_static(body), None).unwrap();
+    drop(kserve_dialect::request::convert(&Config::default(), "m", inference).unwrap());
+    let mut read = fields::asked::names();
+    // Taken before the options are, by the protocol and as an object of them.
+    for name in ["priority", "timeout", "binary_data_output", "sampling_parameters"] {
+        assert!(read.insert(name.to_owned()), "{name}");
+    }
+    // Refused, or of another family that has a description of its own.
+    let told = |name: &String| {
+        let other = name.starts_with("guided_") && !name.starts_with("guided_decoding_guide");
+        let refused = ["return_context_logits", "return_generation_logits", "return_perf_metrics", "lora_name"];
+        let without_effect = ["detokenize", "spaces_between_special_tokens", "structured_outputs"];
+        !(other || refused.contains(&name.as_str()) || without_effect.contains(&name.as_str()))
+    };
+    let read: BTreeSet<String> = read.into_iter().filter(told).collect();
+    assert_eq!(described(&document, &document["components"]["schemas"]["InferParameters"]), read);
 }
 
 #[test]

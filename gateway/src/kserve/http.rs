@@ -22,6 +22,10 @@ use crate::dialect::kserve::http_request::{HEADER_LENGTH, parse};
 use crate::dialect::kserve::http_response::{Body, Encoding, write};
 use crate::dialect::kserve::inference::{Inference, check_version};
 use crate::dialect::mindie::MindIe;
+use crate::docs::{
+    ConfigAnswer, IndexEntry, IndexRequest, InferAnswer, InferRequest, MetadataAnswer, MindIeRefusals,
+    ServerAnswer, StatisticsAnswer,
+};
 use crate::fault::Fault;
 use crate::http::{read_body, refusal, unknown_path};
 use crate::metrics;
@@ -34,17 +38,17 @@ const OCTETS: HeaderValue = HeaderValue::from_static("application/octet-stream")
 /// Bodies of at least so many bytes are read where that holds up nobody.
 const READ_INLINE_BYTES_MAX: usize = 64 << 10;
 
-type Shared = State<Arc<Service>>;
+pub(crate) type Shared = State<Arc<Service>>;
 
 /// A model in the path, and perhaps its version.
 #[derive(Debug, Deserialize)]
-struct Named {
+pub(crate) struct Named {
     model: String,
     #[serde(default)]
     version: String,
 }
 
-type NamedPath = Result<Path<Named>, PathRejection>;
+pub(crate) type NamedPath = Result<Path<Named>, PathRejection>;
 
 /// The routes.
 pub(crate) fn routes() -> Router<Arc<Service>> {
@@ -87,7 +91,10 @@ fn respond(body: Bytes) -> Response {
     ([(CONTENT_TYPE, JSON)], body).into_response()
 }
 
-async fn server() -> Response {
+/// What the server is.
+#[utoipa::path(get, path = "/v2", tag = "KServe",
+    responses((status = 200, description = "the server", body = ServerAnswer)))]
+pub(crate) async fn server() -> Response {
     respond(describe::server_json())
 }
 
@@ -118,26 +125,45 @@ async fn describe(
     }
 }
 
-async fn metadata(State(service): Shared, path: NamedPath, request: Request) -> Response {
+/// What a model takes and gives.
+#[utoipa::path(get, path = "/v2/models/{model}", tag = "KServe",
+    params(("model" = String, Path, description = "the model")),
+    responses((status = 200, description = "its tensors", body = MetadataAnswer), MindIeRefusals))]
+pub(crate) async fn metadata(State(service): Shared, path: NamedPath, request: Request) -> Response {
     describe(&service, path, request, |_, model| describe::metadata_json(model)).await
 }
 
-async fn config(State(service): Shared, path: NamedPath, request: Request) -> Response {
+/// A model's configuration.
+#[utoipa::path(get, path = "/v2/models/{model}/config", tag = "KServe",
+    params(("model" = String, Path, description = "the model")),
+    responses((status = 200, description = "its configuration", body = ConfigAnswer), MindIeRefusals))]
+pub(crate) async fn config(State(service): Shared, path: NamedPath, request: Request) -> Response {
     describe(&service, path, request, |_, model| describe::config_json(model)).await
 }
 
-async fn model_statistics(State(service): Shared, path: NamedPath, request: Request) -> Response {
+/// What a model has served.
+#[utoipa::path(get, path = "/v2/models/{model}/stats", tag = "KServe",
+    params(("model" = String, Path, description = "the model")),
+    responses((status = 200, description = "counts and times", body = StatisticsAnswer), MindIeRefusals))]
+pub(crate) async fn model_statistics(State(service): Shared, path: NamedPath, request: Request) -> Response {
     describe(&service, path, request, |service, model| {
         describe::statistics_json(&statistics(service, Some(model)))
     })
     .await
 }
 
-async fn all_statistics(State(service): Shared) -> Response {
+/// What all models have served.
+#[utoipa::path(get, path = "/v2/models/stats", tag = "KServe",
+    responses((status = 200, description = "counts and times", body = StatisticsAnswer)))]
+pub(crate) async fn all_statistics(State(service): Shared) -> Response {
     respond(describe::statistics_json(&statistics(&service, None)))
 }
 
-async fn ready(State(service): Shared, path: NamedPath, request: Request) -> Response {
+/// Whether a model can answer.
+#[utoipa::path(get, path = "/v2/models/{model}/ready", tag = "KServe",
+    params(("model" = String, Path, description = "the model")),
+    responses((status = 200, description = "it can"), MindIeRefusals))]
+pub(crate) async fn ready(State(service): Shared, path: NamedPath, request: Request) -> Response {
     let Ok(Path(named)) = path else { return unknown_path(request).await };
     match find(&service, &named) {
         Ok(_) if service.is_ready() => StatusCode::OK.into_response(),
@@ -148,20 +174,23 @@ async fn ready(State(service): Shared, path: NamedPath, request: Request) -> Res
 
 /// The body of a request for the index.
 #[derive(Debug, Default, Deserialize)]
-struct IndexRequest {
+struct IndexBody {
     #[serde(default)]
     ready: Option<bool>,
 }
 
-async fn index(State(service): Shared, request: Request) -> Response {
+/// The models there are.
+#[utoipa::path(post, path = "/v2/repository/index", tag = "KServe", request_body = Option<IndexRequest>,
+    responses((status = 200, description = "the models", body = Vec<IndexEntry>), MindIeRefusals))]
+pub(crate) async fn index(State(service): Shared, request: Request) -> Response {
     let body = match read_body(&service, request).await {
         Ok(body) => body,
         Err(fault) => return refusal::<MindIe>(&fault),
     };
     let read = if body.trim_ascii().is_empty() {
-        Ok(IndexRequest::default())
+        Ok(IndexBody::default())
     } else {
-        serde_json::from_slice::<IndexRequest>(&body)
+        serde_json::from_slice::<IndexBody>(&body)
     };
     match read {
         Ok(read) => respond(describe::index_json(&listed(&service), read.ready.unwrap_or(false))),
@@ -176,7 +205,12 @@ fn find(service: &Service, named: &Named) -> Result<Arc<Model>, Fault> {
     Ok(model)
 }
 
-async fn infer(State(service): Shared, path: NamedPath, request: Request) -> Response {
+/// Continues a prompt by tensors.
+#[utoipa::path(post, path = "/v2/models/{model}/infer", tag = "KServe",
+    params(("model" = String, Path, description = "the model")), request_body = InferRequest,
+    responses((status = 200, description = "the outputs", content(
+        (InferAnswer = "application/json"), (Vec<u8> = "application/octet-stream"))), MindIeRefusals))]
+pub(crate) async fn infer(State(service): Shared, path: NamedPath, request: Request) -> Response {
     let Ok(Path(named)) = path else { return unknown_path(request).await };
     let mut ticket = match service.ticket(DIALECT) {
         Ok(ticket) => ticket,

@@ -5,6 +5,7 @@
 
 mod front;
 mod gguf;
+mod infer;
 mod json;
 mod model;
 mod pieces;
@@ -15,6 +16,7 @@ mod wire;
 
 pub use front::{json_chat, json_triton, json_vllm};
 pub use gguf::{bundle, gguf};
+pub use infer::{infer, infer_message};
 pub use streams::streams;
 pub use transcript::transcript;
 pub use wire::{grpc_request, wire};
@@ -23,10 +25,12 @@ pub use wire::{grpc_request, wire};
 pub type Property = fn(&[u8]);
 
 /// Every target by name.
-pub const TARGETS: [(&str, Property); 9] = [
+pub const TARGETS: [(&str, Property); 11] = [
     ("bundle", bundle),
     ("gguf", gguf),
     ("grpc_request", grpc_request),
+    ("infer", infer),
+    ("infer_message", infer_message),
     ("json_chat", json_chat),
     ("json_triton", json_triton),
     ("json_vllm", json_vllm),
