@@ -12,6 +12,8 @@ pub(crate) enum Name {
     Engine,
     /// CPU and memory that a gateway spends on requests and streams, beside a bare server of the same events
     Gateway,
+    /// Time that grammars take: the vocabulary, compiling each schema of the corpus, and each mask
+    Grammar,
 }
 
 /// Runs the benchmark and prints its figures.
@@ -36,6 +38,22 @@ pub(crate) fn run(name: Name) -> Result<()> {
             let mut cost = command("cargo", &example);
             cost.arg(target().join("release/baton"));
             run_to_end(cost)
+        }
+        Name::Grammar => {
+            let model = model::fetch(model::Name::Smollm2)?;
+            let example = [
+                "run",
+                "--release",
+                "--locked",
+                "--package",
+                "checkpoint",
+                "--example",
+                "grammar_costs",
+                "--",
+            ];
+            let mut costs = command("cargo", &example);
+            costs.arg(&model).arg("tests/schemas/schemas.json");
+            run_to_end(costs)
         }
     }
 }

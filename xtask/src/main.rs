@@ -5,6 +5,7 @@ mod clients;
 mod fuzz;
 mod model;
 mod process;
+mod schemas;
 mod stages;
 mod tidy;
 mod watermark;
@@ -54,6 +55,12 @@ enum Task {
         /// One target; all of them by default
         target: Option<String>,
     },
+    /// Have chats with JSON schemas as response format, and judge every answer by an independent validator
+    Schemas {
+        /// A tenth of them, as the tests have
+        #[arg(long)]
+        short: bool,
+    },
     /// Look for the watermark in a text that comes on standard input
     Watermark {
         /// The key that the text is asked about
@@ -84,6 +91,7 @@ fn main() -> anyhow::Result<()> {
         Task::FetchClients => clients::fetch().map(|folder| println!("clients: {}", folder.display())),
         Task::E2eBinary => stages::e2e_binary(),
         Task::Fuzz { short, seconds, target } => fuzz::run(&fuzz::Plan { short, seconds, only: target }),
+        Task::Schemas { short } => schemas::check(short),
         Task::Watermark { key, gamma, model } => watermark::detect(model, key, gamma),
         Task::Bench { name } => bench::run(name),
     }

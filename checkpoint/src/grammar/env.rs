@@ -10,6 +10,7 @@ use proto::{Grammar, TokenId};
 use toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
 
 use super::limits::{self, EXPRESSION_BYTES_MAX, GRAMMAR_BYTES_MAX};
+use super::survey::Survey;
 use super::{GrammarError, Matcher, lark, schema};
 use crate::TokenizerBundle;
 
@@ -158,7 +159,8 @@ impl GrammarEnv {
             let ready = match grammar {
                 Grammar::JsonSchema(text) => {
                     let schema = serde_json::from_str(text).map_err(|fault| fault.to_string())?;
-                    TopLevelGrammar::from_json_schema(schema::prepare(schema)?)
+                    let mut survey = Survey::default();
+                    TopLevelGrammar::from_json_schema(schema::prepare(schema, &mut survey)?)
                 }
                 Grammar::Regex(text) if text.len() > EXPRESSION_BYTES_MAX => {
                     let len = text.len();

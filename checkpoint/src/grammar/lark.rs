@@ -4,6 +4,7 @@ use serde_json::Value;
 
 use super::limits::{COMBINED_MAX, EXPRESSION_BYTES_MAX};
 use super::schema;
+use super::survey::Survey;
 
 /// A piece of a grammar's text.
 #[derive(Debug, PartialEq, Eq)]
@@ -23,6 +24,7 @@ const WITH_JSON: [&str; 3] = ["%json", "%regex", "%llguidance"];
 pub(super) fn prepare(text: &str) -> Result<String, String> {
     let mut out = String::with_capacity(text.len());
     let (mut rest, mut combined, mut own_bytes) = (text, 0, 0);
+    let mut survey = Survey::default();
     while let Some((piece, len)) = next(rest) {
         let raw = &rest[..len];
         rest = &rest[len..];
@@ -34,7 +36,8 @@ pub(super) fn prepare(text: &str) -> Result<String, String> {
                 rest = &rest[bytes..];
                 out.push(' ');
                 if statement == "%json" {
-                    let ready = schema::prepare(json).map_err(|fault| format!("{statement}: {fault}"))?;
+                    let ready = schema::prepare(json, &mut survey)
+                        .map_err(|fault| format!("{statement}: {fault}"))?;
                     out.push_str(&ready.to_string());
                 } else {
                     own_bytes += bytes;

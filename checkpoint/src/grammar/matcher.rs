@@ -25,7 +25,8 @@ impl Matcher {
     /// output so far is complete.
     ///
     /// # Errors
-    /// [`GrammarError::Failed`] when no token can go on, or finding out takes more than a step may cost.
+    /// [`GrammarError::Failed`] when no token can go on, or finding out takes more than a step may cost. What earlier masks
+    /// found out is known, so a matcher that saw none may fail where another goes on; it never allows anything else.
     pub fn allowed(&mut self, mask: &mut Mask) -> Result<(), GrammarError> {
         if self.is_ended {
             return Err(self.failed(&"the output has ended"));

@@ -10,7 +10,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::survey::{self, MAPS, PLAIN};
+use super::survey::{MAPS, PLAIN, Survey};
 
 /// Where a schema holds options for the compiler.
 const OPTIONS: &str = "x-guidance";
@@ -19,8 +19,8 @@ const OPTIONS: &str = "x-guidance";
 /// come a second time in another one.
 const ESCAPES: &str = "nrbtf\\\"";
 
-/// Makes a schema ready.
-pub(super) fn prepare(mut schema: Value) -> Result<Value, String> {
+/// Makes a schema ready, one of those that `survey` counts.
+pub(super) fn prepare(mut schema: Value, survey: &mut Survey) -> Result<Value, String> {
     if schema == Value::Bool(true) {
         schema = json!({});
     }
@@ -28,7 +28,7 @@ pub(super) fn prepare(mut schema: Value) -> Result<Value, String> {
         return Err(format!("an object expected, {} came", kind_of(&schema)));
     };
     let options = options(root.shift_remove(OPTIONS))?;
-    survey::check(root)?;
+    survey.check(root)?;
     walk(root)?;
     root.insert(OPTIONS.to_owned(), options);
     Ok(schema)
@@ -70,14 +70,22 @@ fn walk(schema: &mut Map<String, Value>) -> Result<(), String> {
     check_names(schema)?;
     make_format_exact(schema);
     for (keyword, value) in schema.iter_mut().filter(|(keyword, _)| !PLAIN.contains(&keyword.as_str())) {
-        let within: Vec<&mut Value> = match value {
-            Value::Object(map) if MAPS.contains(&keyword.as_str()) => map.values_mut().collect(),
-            Value::Array(schemas) => schemas.iter_mut().collect(),
-            other => vec![other],
-        };
-        within.into_iter().filter_map(Value::as_object_mut).try_for_each(walk)?;
+        match value {
+            Value::Object(map) if MAPS.contains(&keyword.as_str()) => {
+                map.values_mut().try_for_each(walk_within)?;
+            }
+            other => walk_within(other)?,
+        }
     }
     Ok(())
+}
+
+fn walk_within(value: &mut Value) -> Result<(), String> {
+    match value {
+        Value::Object(schema) => walk(schema),
+        Value::Array(items) => items.iter_mut().try_for_each(walk_within),
+        _ => Ok(()),
+    }
 }
 
 /// Refuses texts that must be spelt with `\u`, in constants and in names.

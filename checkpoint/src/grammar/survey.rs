@@ -59,21 +59,39 @@ pub(super) const MAPS: [&str; 5] =
 /// Keywords whose value is no schema, however it looks.
 pub(super) const PLAIN: [&str; 6] = ["const", "enum", "default", "examples", "required", "type"];
 
-/// The schemas directly within a schema, each with the name of its keyword.
-pub(super) fn children(schema: &Object) -> impl Iterator<Item = (&str, &Object)> {
+/// The schemas directly within a schema, each with the name of its keyword: everything that a reference can lead to
+/// without passing another schema.
+fn children(schema: &Object) -> impl Iterator<Item = (&str, &Object)> {
     schema.iter().filter(|(keyword, _)| !PLAIN.contains(&keyword.as_str())).flat_map(|(keyword, value)| {
-        let within: Vec<&Value> = match value {
-            Value::Object(map) if MAPS.contains(&keyword.as_str()) => map.values().collect(),
-            Value::Array(schemas) => schemas.iter().collect(),
-            other => vec![other],
-        };
-        within.into_iter().filter_map(Value::as_object).map(move |schema| (keyword.as_str(), schema))
+        let mut within = Vec::new();
+        match value {
+            Value::Object(map) if MAPS.contains(&keyword.as_str()) => {
+                for value in map.values() {
+                    objects(value, &mut within);
+                }
+            }
+            other => objects(other, &mut within),
+        }
+        within.into_iter().map(move |schema| (keyword.as_str(), schema))
     })
 }
 
-/// Counts over a whole schema.
-#[derive(Debug, Default)]
-struct Counts {
+/// An object, or those in arrays however deep.
+fn objects<'a>(value: &'a Value, found: &mut Vec<&'a Object>) {
+    match value {
+        Value::Object(object) => found.push(object),
+        Value::Array(items) => {
+            for item in items {
+                objects(item, found);
+            }
+        }
+        _ => {}
+    }
+}
+
+/// Counts over all schemas of a grammar.
+#[derive(Debug)]
+pub(super) struct Survey {
     subschemas: usize,
     regexes: usize,
     name_patterns: usize,
@@ -84,33 +102,49 @@ struct Counts {
     multiple: u64,
 }
 
-/// Refuses a schema that would take too long, with the count that is over its bound.
-pub(super) fn check(root: &Object) -> Result<(), String> {
-    let mut counts = Counts { multiple: 1, ..Counts::default() };
-    counts.add(root, false)?;
-    bound("subschemas", counts.subschemas, SUBSCHEMAS_MAX)?;
-    bound("patterns and formats", counts.regexes, REGEXES_MAX)?;
-    bound("patternProperties", counts.name_patterns, NAME_PATTERNS_MAX)?;
-    let pairs = counts.name_patterns.pow(2).saturating_mul(1 + counts.merges);
-    bound("pairs of patternProperties that meet", pairs, NAME_PATTERN_PAIRS_MAX)?;
-    bound("alternatives of oneOf", counts.one_of, ONE_OF_MAX)?;
-    bound("constants within oneOf", counts.one_of_constants, ONE_OF_CONSTANTS_MAX)?;
-    if counts.merges > 0 {
-        if counts.multiple > MULTIPLE_MAX {
-            return Err(format!("multipleOf: at most {MULTIPLE_MAX} in all expected, more came"));
-        }
-        if counts.regexes > REGEXES_AT_ONCE_MAX {
-            Merging { root, visits: 0 }.check(root)?;
+impl Default for Survey {
+    fn default() -> Self {
+        Self {
+            subschemas: 0,
+            regexes: 0,
+            name_patterns: 0,
+            merges: 0,
+            one_of: 0,
+            one_of_constants: 0,
+            multiple: 1,
         }
     }
-    Ok(())
 }
 
 fn bound(what: &str, came: usize, most: usize) -> Result<(), String> {
     if came <= most { Ok(()) } else { Err(format!("at most {most} {what} expected, {came} came")) }
 }
 
-impl Counts {
+impl Survey {
+    /// Counts a schema, after those before it.
+    ///
+    /// # Errors
+    /// When they would take too long: the count that is over its bound.
+    pub(super) fn check(&mut self, root: &Object) -> Result<(), String> {
+        self.add(root, false)?;
+        bound("subschemas", self.subschemas, SUBSCHEMAS_MAX)?;
+        bound("patterns and formats", self.regexes, REGEXES_MAX)?;
+        bound("patternProperties", self.name_patterns, NAME_PATTERNS_MAX)?;
+        let pairs = self.name_patterns.pow(2).saturating_mul(1 + self.merges);
+        bound("pairs of patternProperties that meet", pairs, NAME_PATTERN_PAIRS_MAX)?;
+        bound("alternatives of oneOf", self.one_of, ONE_OF_MAX)?;
+        bound("constants within oneOf", self.one_of_constants, ONE_OF_CONSTANTS_MAX)?;
+        if self.merges > 0 {
+            if self.multiple > MULTIPLE_MAX {
+                return Err(format!("multipleOf: at most {MULTIPLE_MAX} in all expected, more came"));
+            }
+            if self.regexes > REGEXES_AT_ONCE_MAX {
+                Merging { root, visits: 0 }.check(root)?;
+            }
+        }
+        Ok(())
+    }
+
     fn add(&mut self, schema: &Object, in_one_of: bool) -> Result<(), String> {
         self.subschemas += 1;
         // Early, so that what follows goes through a bounded number of them.
@@ -120,6 +154,9 @@ impl Counts {
         self.name_patterns += schema.get("patternProperties").and_then(Value::as_object).map_or(0, Map::len);
         self.one_of += schema.get("oneOf").and_then(Value::as_array).map_or(0, Vec::len);
         check_optional(schema)?;
+        if let Some(reference) = schema.get("$ref").and_then(Value::as_str) {
+            check_reference(reference)?;
+        }
         if let Some(multiple) = schema.get("multipleOf") {
             let multiple = digits(multiple);
             if multiple > MULTIPLE_MAX {
@@ -166,6 +203,35 @@ fn check_optional(schema: &Object) -> Result<(), String> {
     let properties = schema.get("properties").and_then(Value::as_object).map_or(0, Map::len);
     let required = schema.get("required").and_then(Value::as_array).map_or(0, Vec::len);
     bound("optional members of an object", properties.saturating_sub(required), OPTIONAL_MAX)
+}
+
+/// The steps of a reference within its document: what the pointer after `#` names. Source: RFC 6901, section 6.
+fn steps(reference: &str) -> impl Iterator<Item = String> {
+    let pointer = reference.split_once('#').map_or("", |(_, pointer)| pointer);
+    pointer.split('/').skip(1).map(|step| percent_decoded(step).replace("~1", "/").replace("~0", "~"))
+}
+
+fn percent_decoded(text: &str) -> String {
+    let (mut bytes, mut rest) = (Vec::with_capacity(text.len()), text.as_bytes());
+    while let [first, after @ ..] = rest {
+        let digits = after.get(..2).and_then(|digits| std::str::from_utf8(digits).ok());
+        let byte = digits.filter(|_| *first == b'%').and_then(|digits| u8::from_str_radix(digits, 16).ok());
+        bytes.push(byte.unwrap_or(*first));
+        rest = &after[if byte.is_some() { 2 } else { 0 }..];
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// Refuses a reference into a value that is no schema: what is there was not counted.
+fn check_reference(reference: &str) -> Result<(), String> {
+    let mut is_name = false;
+    for step in steps(reference) {
+        if !is_name && PLAIN.contains(&step.as_str()) {
+            return Err(format!("$ref: a schema expected, {reference:?} leads into {step}"));
+        }
+        is_name = !is_name && MAPS.contains(&step.as_str());
+    }
+    Ok(())
 }
 
 /// How many times two schemas are merged for the value of this one.
@@ -247,16 +313,13 @@ impl<'a> Merging<'a> {
 
     /// What a reference within the document points at.
     fn find(&self, reference: &str) -> Option<&'a Object> {
-        let mut tokens = reference.strip_prefix('#')?.split('/').skip(1).map(|token| {
-            let token = token.replace("~1", "/").replace("~0", "~");
-            token.replace("%24", "$").replace("%25", "%")
-        });
-        let Some(first) = tokens.next() else { return Some(self.root) };
+        let mut steps = steps(reference);
+        let Some(first) = steps.next() else { return Some(self.root) };
         let mut value = self.root.get(&first)?;
-        for token in tokens {
+        for step in steps {
             value = match value {
-                Value::Array(items) => items.get(token.parse::<usize>().ok()?)?,
-                other => other.get(&token)?,
+                Value::Array(items) => items.get(step.parse::<usize>().ok()?)?,
+                other => other.get(&step)?,
             };
         }
         value.as_object()
@@ -271,8 +334,7 @@ mod tests {
 
     #[track_caller]
     fn check(schema: &Value, expected: Result<(), &str>) {
-        let checked = super::check(schema.as_object().expect("an object"));
-
+        let checked = Survey::default().check(schema.as_object().expect("an object"));
         assert_eq!(checked.as_ref().err().map(String::as_str), expected.err());
     }
 
@@ -299,6 +361,29 @@ mod tests {
         let apart: Map<String, Value> = (0..9).map(|i| (format!("p{i}"), string(i))).collect();
         check(&json!({ "properties": apart, "anyOf": [{ "required": ["p1"] }, {}] }), Ok(()));
         check(&json!({ "anyOf": schemas }), Ok(()));
+    }
+
+    #[test]
+    fn nothing_hides_where_references_lead() {
+        let hidden: Vec<Value> = (0..9).map(string).collect();
+        for (reference, within) in [
+            ("#/default", "default"),
+            ("#/%64efault", "default"),
+            ("#/allOf/0/enum/0", "enum"),
+            ("x#/const", "const"),
+        ] {
+            let text = format!("$ref: a schema expected, {reference:?} leads into {within}");
+            check(&json!({ "$ref": reference }), Err(&text));
+        }
+        for reference in ["#", "#/properties/default", "#/$defs/type/items", "#/$defs/a~1b", "other"] {
+            check(&json!({ "$ref": reference }), Ok(()));
+        }
+        // However deep in arrays of a keyword that nobody knows.
+        check(
+            &json!({ "$ref": "#/x/0/0", "x": [[{ "allOf": hidden }]] }),
+            Err("at most 6 patterns and formats that hold at once expected, 9 came"),
+        );
+        assert_eq!(percent_decoded("a%2fb%zz%2"), "a/b%zz%2");
     }
 
     #[test]

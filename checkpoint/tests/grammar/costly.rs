@@ -247,6 +247,8 @@ fn lark_that_multiplies() {
     let rules: Vec<String> = (0..300).map(|i| format!("r{i}: r{n} r{n} r{n} |\n", n = i + 1)).collect();
     run(&lark(&format!("start: r0\n{}r300: \"x\" |\n", rules.concat())));
     is_refused(&lark("start: start\n"), "nothing can match");
+    let schemas = "%json {\"anyOf\":[{},{}]} | ".repeat(2000);
+    is_refused(&lark(&format!("start: {schemas} \"x\"\n")), "subschemas");
     let choices: Vec<String> = (0..1500).map(|i| format!("\"choice {i}\"")).collect();
     runs(&lark(&format!("start: {}\n", choices.join(" | "))));
     is_refused(&lark(&format!("start: \"{}\"\n", "a".repeat(GRAMMAR_BYTES_MAX))), "at most 131072 bytes");
