@@ -10,7 +10,7 @@ use crate::domain::{Finish, Piece};
 use crate::fault::Fault;
 use crate::metrics;
 use crate::models::Model;
-use crate::resume::{Action, Event, Resume, past_deadline};
+use crate::resume::{Action, Event, Resume};
 use crate::route::Call;
 use crate::service::Service;
 use crate::text::Transcript;
@@ -89,7 +89,7 @@ impl Answer {
         self.call.as_ref().map_or(self.placed.as_ref(), Call::placed)
     }
 
-    /// The next piece; `None` after the last one. A fault is the last item too.
+    /// The next piece; `None` after the last one. A fault is the last item too. The deadline is the caller's to keep.
     pub(crate) async fn next(&mut self) -> Result<Option<Piece>, Fault> {
         if let Some(piece) = self.ahead.take() {
             return Ok(Some(piece));
@@ -97,13 +97,7 @@ impl Answer {
         if self.ended {
             return Ok(None);
         }
-        let left = self.resume.deadline().saturating_sub(self.service.clock.now());
-        let shutdown = self.service.shutdown.clone();
-        let read = tokio::select! {
-            read = tokio::time::timeout(left, self.read()) => read.unwrap_or_else(|_| Err(past_deadline().into())),
-            () = shutdown.stopped() => Err(Fault::NotReady("the server stopped".to_owned())),
-        };
-        match read {
+        match self.read().await {
             Ok(piece) => {
                 if piece.finish.is_some() {
                     self.end();

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::Stream;
+use futures::future::BoxFuture;
 use futures::stream::{BoxStream, SelectAll, StreamExt};
 use proto::{Generation, Placed, Reason, RequestId};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
@@ -14,6 +15,7 @@ use crate::answer::{Answer, Started};
 use crate::domain::{Finish, Piece, Request, Whole};
 use crate::fault::Fault;
 use crate::models::Model;
+use crate::resume::past_deadline;
 use crate::service::{Service, Stoppable};
 
 /// Most sequences of one call that run at once; the others follow as these end.
@@ -47,6 +49,11 @@ impl Prepared {
         generation
     }
 
+    /// The total deadline, from arrival.
+    fn deadline(&self, service: &Service) -> Duration {
+        self.request.deadline(service.config.timeout)
+    }
+
     pub(crate) fn started(&self) -> Started {
         Started {
             model: self.model.clone(),
@@ -61,14 +68,44 @@ impl Prepared {
 pub(crate) struct Answers {
     started: Vec<Started>,
     prompts: Arc<[Prepared]>,
-    sequences: SelectAll<BoxStream<'static, (usize, Result<Piece, Fault>)>>,
+    sequences: Sequences,
+    /// What ends the call before its last token. Made once, so that a token costs no timer of its own.
+    ends: BoxFuture<'static, Fault>,
     /// Read before the answer was begun.
     ahead: VecDeque<(usize, Piece)>,
     /// Sequences in all.
     choices: usize,
     unfinished: usize,
-    stopped: CancellationToken,
     _stoppable: Option<Stoppable>,
+}
+
+/// The pieces of each choice, by its number.
+type Pieces = BoxStream<'static, (usize, Result<Piece, Fault>)>;
+
+/// The sequences of a call. Nearly always there is one, which needs nobody to choose among many.
+enum Sequences {
+    One(Pieces),
+    Several(SelectAll<Pieces>),
+    /// They are over.
+    Over,
+}
+
+impl Sequences {
+    fn new(mut sequences: Vec<Pieces>) -> Self {
+        match (sequences.pop(), sequences.is_empty()) {
+            (None, _) => Self::Over,
+            (Some(one), true) => Self::One(one),
+            (Some(last), false) => Self::Several(sequences.into_iter().chain([last]).collect()),
+        }
+    }
+
+    async fn next(&mut self) -> Option<(usize, Result<Piece, Fault>)> {
+        match self {
+            Self::One(one) => one.next().await,
+            Self::Several(several) => several.next().await,
+            Self::Over => None,
+        }
+    }
 }
 
 /// What the sequences of a call have in common.
@@ -95,8 +132,10 @@ impl Answers {
         let started = prompts.iter().map(Prepared::started).collect();
         let prompts: Arc<[Prepared]> = prompts.into();
         let gate = Arc::new(Semaphore::new(SEQUENCES_AT_ONCE));
+        let deadline = prompts.first().map_or(service.config.timeout, |first| first.deadline(&service));
+        let ends = ends(service.clone(), arrived.saturating_add(deadline), stopped);
         let common = Common { service, prompts: prompts.clone(), arrived, gate };
-        let mut sequences = SelectAll::new();
+        let mut sequences = Vec::new();
         let mut first = 0;
         for (prompt, prepared) in prompts.iter().enumerate() {
             let (tell, told) = watch::channel(None);
@@ -148,10 +187,11 @@ impl Answers {
             return Ok(None);
         }
         let read = tokio::select! {
+            biased;
             read = self.sequences.next() => read,
-            () = self.stopped.cancelled() => {
+            fault = &mut self.ends => {
                 self.end();
-                return Err(Fault::Stopped);
+                return Err(fault);
             }
         };
         match read {
@@ -173,7 +213,7 @@ impl Answers {
     /// Cancels what still runs.
     fn end(&mut self) {
         self.unfinished = 0;
-        self.sequences.clear();
+        self.sequences = Sequences::Over;
     }
 
     /// The whole answer: of each prompt as many sequences as were asked for.
@@ -211,6 +251,17 @@ impl Answers {
             chosen.append(&mut of_prompt);
         }
         Ok(chosen)
+    }
+}
+
+/// Why a call ends before its last token: its deadline, the end of the process, or a call that stops it.
+async fn ends(service: Arc<Service>, deadline: Duration, stopped: CancellationToken) -> Fault {
+    let left = deadline.saturating_sub(service.clock.now());
+    tokio::select! {
+        biased;
+        () = stopped.cancelled() => Fault::Stopped,
+        () = service.shutdown.stopped() => Fault::NotReady("the server stopped".to_owned()),
+        () = tokio::time::sleep(left) => past_deadline().into(),
     }
 }
 
@@ -312,8 +363,7 @@ impl Waiting {
         let turn = common.gate.acquire_owned().await.expect("the gate is never closed");
         let prepared = &common.prompts[prompt];
         let is_first = prompt == 0 && index == 0;
-        let deadline =
-            common.arrived.saturating_add(prepared.request.deadline(common.service.config.timeout));
+        let deadline = common.arrived.saturating_add(prepared.deadline(&common.service));
         loop {
             let generation = prepared.sequence(index, beside.clone());
             let service = common.service.clone();

@@ -99,6 +99,32 @@ pub enum Prompt {
     Chat(Box<Chat>),
 }
 
+impl Prompt {
+    /// About how many bytes have to be looked at to make tokens of it; most of all for a template that nobody knows.
+    pub(crate) fn bytes(&self) -> usize {
+        match self {
+            Self::Text(text) => text.len(),
+            Self::Tokens(tokens) | Self::Resumed { tokens, .. } => size_of_val(tokens.as_slice()),
+            Self::Chat(chat) if chat.template.is_some() => usize::MAX,
+            Self::Chat(chat) => {
+                let rest = chat.tools.iter().chain(chat.variables.values());
+                chat.messages.iter().chain(rest).map(bytes_of).fold(0, usize::saturating_add)
+            }
+        }
+    }
+}
+
+fn bytes_of(value: &Value) -> usize {
+    match value {
+        Value::String(text) => text.len(),
+        Value::Array(list) => list.iter().map(bytes_of).fold(0, usize::saturating_add),
+        Value::Object(fields) => {
+            fields.iter().map(|(name, value)| name.len() + bytes_of(value)).fold(0, usize::saturating_add)
+        }
+        Value::Null | Value::Bool(_) | Value::Number(_) => size_of::<Value>(),
+    }
+}
+
 /// A chat, and how to render it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Chat {

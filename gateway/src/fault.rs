@@ -4,6 +4,11 @@ use std::time::Duration;
 
 use proto::{Error, Reason};
 
+/// Most characters of a message, and of a name that came. What came may be megabytes, a client wants to know which
+/// part of it is at fault, and a gRPC status has room for some kilobytes.
+const MESSAGE_CHARS_MAX: usize = 600;
+const NAME_CHARS_MAX: usize = 200;
+
 /// A refusal or failure. Each dialect writes it with its own status and error object.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum Fault {
@@ -24,7 +29,7 @@ pub enum Fault {
         message: String,
     },
     /// The body is not a JSON object.
-    #[error("body: {0}")]
+    #[error("body: {}", beginning(.0, MESSAGE_CHARS_MAX))]
     Body(String),
     /// The body is larger than is read.
     #[error("body: more than {limit} bytes")]
@@ -45,10 +50,10 @@ pub enum Fault {
     #[error("{0}")]
     Unauthorized(&'static str),
     /// No route has this path.
-    #[error("no such path: {0}")]
+    #[error("no such path: {}", beginning(.0, NAME_CHARS_MAX))]
     Path(String),
     /// The path exists, for another method.
-    #[error("method {method} is not allowed on {path}")]
+    #[error("method {} is not allowed on {}", beginning(.method, NAME_CHARS_MAX), beginning(.path, NAME_CHARS_MAX))]
     Method {
         /// The method that came.
         method: String,
@@ -56,10 +61,10 @@ pub enum Fault {
         path: String,
     },
     /// No request of this name is running.
-    #[error("request {0:?} is not running here")]
+    #[error("request {:?} is not running here", beginning(.0, NAME_CHARS_MAX))]
     Request(String),
     /// No model of this name is served.
-    #[error("model {0:?} is not served here")]
+    #[error("model {:?} is not served here", beginning(.0, NAME_CHARS_MAX))]
     Model(String),
     /// As many requests as may run and wait do.
     #[error("{running} requests are running and {waiting} wait, which is the most; try again later")]
@@ -84,9 +89,12 @@ pub enum Fault {
 }
 
 impl Fault {
-    /// A fault of the field.
+    /// A fault of the field. Of a long name or message only the beginning is kept.
     pub fn field(field: impl Into<String>, message: impl Into<String>) -> Self {
-        Self::Field { field: field.into(), message: message.into() }
+        Self::Field {
+            field: beginning(&field.into(), NAME_CHARS_MAX),
+            message: beginning(&message.into(), MESSAGE_CHARS_MAX),
+        }
     }
 
     /// The service's stable name for this kind of fault.
@@ -106,6 +114,14 @@ impl Fault {
     }
 }
 
+/// The text, or where it is long its beginning.
+fn beginning(text: &str, chars_max: usize) -> String {
+    match text.char_indices().nth(chars_max) {
+        None => text.to_owned(),
+        Some((end, _)) => format!("{}…", &text[..end]),
+    }
+}
+
 impl From<Error> for Fault {
     fn from(error: Error) -> Self {
         Self::Service(error)
@@ -115,5 +131,28 @@ impl From<Error> for Fault {
 impl From<Fault> for Error {
     fn from(fault: Fault) -> Self {
         Self::new(fault.reason(), fault.to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fault_shows_a_little_of_what_came() {
+        let long = "é".repeat(10_000);
+        let faults = [
+            Fault::field(&long, &long),
+            Fault::Body(long.clone()),
+            Fault::Path(long.clone()),
+            Fault::Method { method: long.clone(), path: long.clone() },
+            Fault::Request(long.clone()),
+            Fault::Model(long.clone()),
+        ];
+        for fault in faults {
+            let shown = fault.to_string();
+            assert!(shown.contains("é…") && shown.chars().count() < 1000, "{shown}");
+        }
+        assert_eq!(Fault::field("a", "b").to_string(), "a: b");
     }
 }

@@ -9,6 +9,7 @@ use crate::Config;
 use crate::admit::admit;
 use crate::answer::Started;
 use crate::answers::Prepared;
+use crate::config::Dialect;
 use crate::dialect::mindie::MindIe;
 use crate::dialect::openai::{self, OpenAi};
 use crate::dialect::triton::{self, Envelope};
@@ -30,7 +31,12 @@ pub enum Front {
     /// `/generate`.
     Vllm,
     /// `/v1/chat/completions`.
-    Chat,
+    Chat {
+        /// `--dialect mlc`.
+        mlc: bool,
+    },
+    /// `/v1/completions`.
+    Completions,
 }
 
 /// The model that serves, and the answer that it gives whatever is asked.
@@ -87,10 +93,13 @@ pub fn take(front: Front, body: &[u8], script: &Script) -> Result<Taken, Refused
             )
         }
         Front::Vllm => answered::<MindIe, _>(|| vllm::parse(config, body), script),
-        Front::Chat => {
+        Front::Chat { mlc } => {
+            let dialect = if mlc { Dialect::Mlc } else { Dialect::OpenAi };
+            let config = &Config { dialect, ..Config::default() };
             let setting = openai::Setting { config, model: &|_| Ok(script.model.clone()) };
             answered::<OpenAi, _>(|| openai::parse_chat(body, &setting), script)
         }
+        Front::Completions => answered::<OpenAi, _>(|| openai::parse_completion(body), script),
     }
 }
 

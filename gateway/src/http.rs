@@ -1,6 +1,5 @@
 //! The HTTP front: routes, limits, and how an answer of any dialect goes out.
 
-use std::collections::VecDeque;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
@@ -272,7 +271,7 @@ async fn answer<F: Family, W: Writer>(
 fn stream<F: Family, W: Writer>(answers: Answers, mut writer: W, ticket: Ticket) -> Response {
     let mut events = Events::new();
     writer.begin(answers.started(), &mut events);
-    let state = Streaming { answers, writer, ticket, waiting: events.into(), ended: false };
+    let state = Streaming { answers, writer, ticket, events, sent: 0, ended: false };
     let body = futures::stream::unfold(state, |mut state| async move {
         let event = state.next::<F>().await?;
         Some((Ok::<_, std::convert::Infallible>(event), state))
@@ -288,36 +287,39 @@ struct Streaming<W> {
     answers: Answers,
     writer: W,
     ticket: Ticket,
-    /// Events that are written and not sent.
-    waiting: VecDeque<Bytes>,
+    /// Events that are written.
+    events: Events,
+    /// How many of them are sent.
+    sent: usize,
     ended: bool,
 }
 
 impl<W: Writer> Streaming<W> {
     async fn next<F: Family>(&mut self) -> Option<Bytes> {
         loop {
-            if let Some(event) = self.waiting.pop_front() {
-                return Some(event);
+            if let Some(event) = self.events.get_mut(self.sent) {
+                self.sent += 1;
+                return Some(std::mem::take(event));
             }
             if self.ended {
                 return None;
             }
-            let mut events = Events::new();
+            self.events.clear();
+            self.sent = 0;
             // A panic becomes the last event: a stream is never cut without a word.
             let next = AssertUnwindSafe(self.answers.next()).catch_unwind().await;
             match next.unwrap_or_else(|panic| Err(panic_fault(&*panic))) {
-                Ok(Some((choice, piece))) => self.writer.piece(choice, &piece, &mut events),
+                Ok(Some((choice, piece))) => self.writer.piece(choice, &piece, &mut self.events),
                 Ok(None) => {
-                    self.writer.end(&mut events);
+                    self.writer.end(&mut self.events);
                     self.end(StatusCode::OK);
                 }
                 Err(fault) => {
                     tracing::warn!(%fault, "answer failed after it began");
-                    events.push(self.writer.fault(&fault));
+                    self.events.push(self.writer.fault(&fault));
                     self.end(F::refusal(&fault).0);
                 }
             }
-            self.waiting.extend(events);
         }
     }
 

@@ -1,6 +1,9 @@
 //! What the gateway counts. A readiness probe has the label `probe="true"` in each.
 
+use std::sync::LazyLock;
 use std::time::Duration;
+
+use metrics::Histogram;
 
 /// Requests by dialect and HTTP status; 499 for a client that went away.
 const REQUESTS_TOTAL: &str = "baton_gateway_requests_total";
@@ -52,12 +55,31 @@ pub(crate) fn answered(dialect: &'static str, status: u16) {
         .increment(1);
 }
 
+/// Times of tokens, of probes and of others. Looked up once: a token is too frequent for a search by name and labels.
+struct Times {
+    probes: Histogram,
+    others: Histogram,
+}
+
+impl Times {
+    fn new(name: &'static str) -> Self {
+        let histogram = |probe| metrics::histogram!(name, "probe" => probe_label(probe));
+        Self { probes: histogram(true), others: histogram(false) }
+    }
+
+    fn record(&self, time: Duration, probe: bool) {
+        if probe { &self.probes } else { &self.others }.record(time.as_secs_f64());
+    }
+}
+
 pub(crate) fn first_token(after: Duration, probe: bool) {
-    metrics::histogram!(TTFT, "probe" => probe_label(probe)).record(after.as_secs_f64());
+    static TIMES: LazyLock<Times> = LazyLock::new(|| Times::new(TTFT));
+    TIMES.record(after, probe);
 }
 
 pub(crate) fn next_token(after: Duration, probe: bool) {
-    metrics::histogram!(ITL, "probe" => probe_label(probe)).record(after.as_secs_f64());
+    static TIMES: LazyLock<Times> = LazyLock::new(|| Times::new(ITL));
+    TIMES.record(after, probe);
 }
 
 pub(crate) fn router_lost() {

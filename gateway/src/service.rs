@@ -26,6 +26,16 @@ use crate::statistics::{Spent, Statistics};
 /// Most sequences of one call: prompts times sequences of each.
 const SEQUENCES_MAX: usize = 2048;
 
+/// Most bytes of all prompts that are tokenised between other requests' turns: under a millisecond. A thread that may
+/// block takes two switches there and back, and memory of its own.
+const SHORT_BYTES_MAX: usize = 8 << 10;
+
+/// True when admission costs too little to leave the thread for. A grammar may take long to read.
+fn takes_little(requests: &[Request]) -> bool {
+    let bytes = requests.iter().map(|request| request.prompt.bytes()).fold(0, usize::saturating_add);
+    bytes <= SHORT_BYTES_MAX && requests.iter().all(|request| request.sampling.grammar.is_none())
+}
+
 /// Shared by all requests.
 pub(crate) struct Service {
     pub(crate) config: Config,
@@ -118,6 +128,7 @@ impl Service {
         let deadline = ticket.arrived.saturating_add(first.deadline(self.config.timeout));
         let id = ticket.id.clone();
         tracing::info!(target: REQUESTS, request = id, model = model.description.name, sequences, "request read");
+        let is_short = takes_little(&requests);
         let (service, began) = (self.clone(), self.clock.now());
         let admission = move || {
             let several = requests.len() > 1;
@@ -127,7 +138,8 @@ impl Service {
             });
             prepared.collect::<Result<Vec<_>, _>>()
         };
-        let prepared = self.tasks.spawn_blocking("admit", admission).await??;
+        let prepared =
+            if is_short { admission() } else { self.tasks.spawn_blocking("admit", admission).await? }?;
         let admitted = self.clock.now();
         tracing::info!(target: REQUESTS, request = ticket.id, "request admitted");
         ticket.place = Some(self.place(priority, deadline).await?);

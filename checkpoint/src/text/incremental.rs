@@ -22,7 +22,14 @@ impl Incremental {
 
     /// The text that this token completes, often empty. Bytes that cannot become a character give U+FFFD.
     pub fn push(&mut self, token: TokenId) -> String {
-        self.pending.extend_from_slice(self.vocabulary.visible_bytes(token, self.skip_special));
+        let bytes = self.vocabulary.visible_bytes(token, self.skip_special);
+        // Most tokens are whole characters.
+        if self.pending.is_empty()
+            && let Ok(text) = std::str::from_utf8(bytes)
+        {
+            return text.to_owned();
+        }
+        self.pending.extend_from_slice(bytes);
         let complete = self.pending.len() - incomplete_tail(&self.pending);
         let text = String::from_utf8_lossy(&self.pending[..complete]).into_owned();
         self.pending.drain(..complete);

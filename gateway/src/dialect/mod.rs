@@ -57,11 +57,39 @@ pub(crate) trait Family {
 /// JSON on one line. The three line separators beyond ASCII are escaped: clients that split a stream into lines the
 /// Unicode way would cut there.
 pub(crate) fn json(value: &impl Serialize) -> String {
-    let text = serde_json::to_string(value).expect("a tree of strings, numbers and lists is always JSON");
-    if !text.contains(['\u{85}', '\u{2028}', '\u{2029}']) {
-        return text;
+    let mut bytes = Vec::new();
+    write_json(value, &mut bytes);
+    String::from_utf8(bytes).expect("JSON is UTF-8")
+}
+
+/// An event of a stream: such JSON between what begins an event and what ends it.
+pub(crate) fn event(head: &str, value: &impl Serialize, tail: &str) -> Bytes {
+    let mut bytes = Vec::with_capacity(EVENT_BYTES);
+    bytes.extend_from_slice(head.as_bytes());
+    write_json(value, &mut bytes);
+    bytes.extend_from_slice(tail.as_bytes());
+    bytes.into()
+}
+
+/// What most events fit into.
+const EVENT_BYTES: usize = 320;
+
+fn write_json(value: &impl Serialize, out: &mut Vec<u8>) {
+    let start = out.len();
+    serde_json::to_writer(&mut *out, value).expect("a tree of strings, numbers and lists is always JSON");
+    if may_separate_lines(&out[start..]) {
+        let text = String::from_utf8(out.split_off(start)).expect("JSON is UTF-8");
+        let text =
+            text.replace('\u{85}', "\\u0085").replace('\u{2028}', "\\u2028").replace('\u{2029}', "\\u2029");
+        out.extend_from_slice(text.as_bytes());
     }
-    text.replace('\u{85}', "\\u0085").replace('\u{2028}', "\\u2028").replace('\u{2029}', "\\u2029")
+}
+
+/// True when there is a byte that begins one of the separators, and others besides. Looks at many bytes at a time, as
+/// most JSON has none.
+fn may_separate_lines(json: &[u8]) -> bool {
+    let begins = |found, byte: &u8| found | (*byte == 0xc2) | (*byte == 0xe2);
+    json.chunks(64).any(|chunk| chunk.iter().fold(false, begins))
 }
 
 /// Milliseconds, to the microsecond.
@@ -155,5 +183,8 @@ pub(crate) mod tests {
     #[test]
     fn json_has_no_line_separator() {
         assert_eq!(json(&"a\u{2028}b\u{2029}c\u{85}d\r\n"), r#""a\u2028b\u2029c\u0085d\r\n""#);
+        assert_eq!(json(&"\u{a0}€"), "\"\u{a0}€\"");
+        let long = "x".repeat(200) + "\u{2028}";
+        assert_eq!(event("data: ", &long, "\n\n"), format!("data: \"{}\\u2028\"\n\n", "x".repeat(200)));
     }
 }

@@ -47,8 +47,8 @@ impl Transcript {
         if token.finish.is_some() {
             fresh.push_str(&self.decoder.finish());
         }
-        if token.index + 1 < self.min_tokens && token.finish.is_none() {
-            return (fresh, None);
+        if self.stop_strings.is_empty() || token.index + 1 < self.min_tokens && token.finish.is_none() {
+            return (fresh, token.finish.map(Finish::from));
         }
         let mut out = String::new();
         if let Some(found) = self.stop_strings.push(&fresh, &mut out) {

@@ -52,6 +52,11 @@ impl StopStrings {
         stops
     }
 
+    /// True when there is none to be found, and so nothing is ever held back.
+    pub fn is_empty(&self) -> bool {
+        self.nodes.len() == 1
+    }
+
     /// Computes `fail` and `ends`, shorter beginnings first.
     fn link(&mut self) {
         let mut queue = VecDeque::from([ROOT]);

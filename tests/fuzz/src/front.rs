@@ -10,162 +10,43 @@ use serde_json::{Value, json};
 use crate::{json, model, pieces, streams};
 
 /// Longest refusal, bytes: it may show what came, and never all of it.
-const REFUSAL_BYTES_MAX: usize = 2048;
+const REFUSAL_BYTES_MAX: usize = 8192;
 
-const TRITON: [&str; 40] = [
-    "id",
-    "text_input",
-    "parameters",
-    "parameters.details",
-    "parameters.do_sample",
-    "parameters.max_new_tokens",
-    "parameters.repetition_penalty",
-    "parameters.seed",
-    "parameters.temperature",
-    "parameters.top_k",
-    "parameters.top_p",
-    "parameters.batch_size",
-    "parameters.typical_p",
-    "parameters.watermark",
-    "parameters.priority",
-    "parameters.timeout",
-    "parameters.firstTokenCost",
-    "parameters.decodeTime",
-    "parameters.stop",
-    "parameters.accumulate_tokens",
-    "parameters.bad_words",
-    "parameters.frequency_penalty",
-    "parameters.ignore_eos",
-    "parameters.include_stop_str_in_output",
-    "parameters.max_tokens",
-    "parameters.min_length",
-    "parameters.min_tokens",
-    "parameters.presence_penalty",
-    "parameters.random_seed",
-    "parameters.stop_token_ids",
-    "parameters.stop_words",
-    "stream",
-    "max_tokens",
-    "temperature",
-    "stop_words",
-    "bad_words",
-    "top_k",
-    "random_seed",
-    "max_new_tokens",
-    "unknown",
-];
-
-const VLLM: [&str; 43] = [
-    "prompt",
-    "max_tokens",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "temperature",
-    "top_p",
-    "top_k",
-    "seed",
-    "stream",
-    "stop",
-    "stop_token_ids",
-    "model",
-    "include_stop_str_in_output",
-    "skip_special_tokens",
-    "ignore_eos",
-    "best_of",
-    "n",
-    "min_p",
-    "allowed_token_ids",
-    "bad_words",
-    "detokenize",
-    "guided_json",
-    "guided_json_object",
-    "guided_regex",
-    "guided_choice",
-    "guided_grammar",
-    "guided_decoding_backend",
-    "guided_whitespace_pattern",
-    "structured_outputs",
-    "structured_outputs.json",
-    "structured_outputs.regex",
-    "structured_outputs.choice",
-    "guided_decoding",
-    "logit_bias",
-    "logit_bias.7",
-    "logprobs",
-    "min_tokens",
-    "priority",
-    "prompt_logprobs",
-    "spaces_between_special_tokens",
-    "truncate_prompt_tokens",
-    "unknown",
-];
-
-const CHAT: [&str; 38] = [
-    "model",
-    "messages",
-    "messages.role",
-    "content",
-    "name",
-    "tool_calls",
-    "tool_call_id",
-    "max_tokens",
-    "max_completion_tokens",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "seed",
-    "stop",
-    "stop_token_ids",
-    "stream",
-    "stream_options",
-    "stream_options.include_usage",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "ignore_eos",
-    "include_stop_str_in_output",
-    "n",
-    "logprobs",
-    "top_logprobs",
-    "logit_bias",
-    "logit_bias.5",
-    "response_format",
-    "response_format.type",
-    "response_format.json_schema",
-    "tools",
-    "tool_choice",
-    "parallel_tool_calls",
-    "functions",
-    "user",
-    "unknown",
-];
+/// Names of the fields of each API, one a line; a name with dots is a field within objects.
+const TRITON: &str = include_str!("../fields/triton.txt");
+const VLLM: &str = include_str!("../fields/vllm.txt");
+const CHAT: &str = include_str!("../fields/chat.txt");
+const COMPLETIONS: &str = include_str!("../fields/completions.txt");
 
 /// `/v2/models/{model}/generate` and `/generate_stream`.
 pub fn json_triton(data: &[u8]) {
     // Readable bodies leave no room for a choice: their length makes it.
     let front = Front::Triton { stream: data.len() & 1 != 0, recompute: data.len() & 2 != 0 };
-    check(front, &json::body(data, &json!({"text_input": "x"}), &TRITON), &TRITON);
+    check(front, &json::body(data, &json!({"text_input": "x"}), TRITON), TRITON);
 }
 
 /// `/generate`.
 pub fn json_vllm(data: &[u8]) {
-    check(Front::Vllm, &json::body(data, &json!({"prompt": "x"}), &VLLM), &VLLM);
+    check(Front::Vllm, &json::body(data, &json!({"prompt": "x"}), VLLM), VLLM);
 }
 
 /// `/v1/chat/completions`.
 pub fn json_chat(data: &[u8]) {
     let required = json!({"messages": [{"role": "user", "content": "x"}]});
-    check(Front::Chat, &json::body(data, &required, &CHAT), &CHAT);
+    check(Front::Chat { mlc: data.len() % 4 == 3 }, &json::body(data, &required, CHAT), CHAT);
 }
 
-fn check(front: Front, body: &[u8], names: &[&str]) {
+/// `/v1/completions`.
+pub fn json_completions(data: &[u8]) {
+    check(Front::Completions, &json::body(data, &json!({"prompt": "x"}), COMPLETIONS), COMPLETIONS);
+}
+
+fn check(front: Front, body: &[u8], names: &str) {
     let script = Script { model: model::model().clone(), says: vec![pieces::short()], fails_at: None };
     let outcome = take(front, body, &script);
     match &outcome {
         Ok(taken) => {
-            served(taken);
+            served(front, taken);
             streams::agree(front, taken, &script);
         }
         Err(refusal) => refused(front, refusal),
@@ -179,8 +60,8 @@ fn check(front: Front, body: &[u8], names: &[&str]) {
             assert!(same(&value), "how a body is spelt makes a difference");
             let mut more = object;
             more.insert("a field that nobody knows".to_owned(), json!({"text_input": 1}));
-            for name in names {
-                more.entry(*name).or_insert(Value::Null);
+            for name in names.lines() {
+                more.entry(name).or_insert(Value::Null);
             }
             assert!(same(&Value::Object(more)), "unknown fields or nulls make a difference");
         }
@@ -204,18 +85,26 @@ fn told(outcome: &Result<Taken, Refused>) -> String {
 
 /// A refusal blames the request, in the family's words and few of them.
 fn refused(front: Front, refusal: &Refused) {
+    match front {
+        Front::Chat { .. } | Front::Completions => refused_in(refusal, "/error/message", &[400, 404]),
+        Front::Triton { .. } | Front::Vllm => refused_by_mindie(refusal),
+    }
+}
+
+/// A refusal of MindIE's family.
+pub(crate) fn refused_by_mindie(refusal: &Refused) {
+    refused_in(refusal, "/error", &[422, 404]);
+}
+
+fn refused_in(refusal: &Refused, message: &str, statuses: &[u16]) {
     let body: Value = serde_json::from_slice(&refusal.body).expect("a refusal is JSON");
-    let (message, statuses): (_, &[u16]) = match front {
-        Front::Chat => (&body["error"]["message"], &[400, 404]),
-        Front::Triton { .. } | Front::Vllm => (&body["error"], &[422, 404]),
-    };
-    let message = message.as_str().expect("a refusal has a message");
+    let message = body.pointer(message).and_then(Value::as_str).expect("a refusal has a message");
     assert!(statuses.contains(&refusal.status), "{}: {message}", refusal.status);
     assert!(!message.is_empty() && !message.ends_with('.'), "{message:?}");
     assert!(refusal.body.len() <= REFUSAL_BYTES_MAX, "a refusal of {} bytes", refusal.body.len());
 }
 
-fn served(taken: &Taken) {
+fn served(front: Front, taken: &Taken) {
     assert!(!taken.requests.is_empty());
     taken.requests.iter().for_each(in_range);
     match &taken.admitted {
@@ -227,10 +116,7 @@ fn served(taken: &Taken) {
                 .zip(generations)
                 .for_each(|(request, generation)| fits(request, generation));
         }
-        Err(refusal) => {
-            assert!(matches!(refusal.status, 400 | 404 | 422), "{refusal:?}");
-            assert!(refusal.body.len() <= REFUSAL_BYTES_MAX, "a refusal of {} bytes", refusal.body.len());
-        }
+        Err(refusal) => refused(front, refusal),
     }
 }
 

@@ -12,48 +12,8 @@ use crate::{front, json, model, pieces};
 /// Longest refusal, bytes: it may show what came, and never all of it.
 const REFUSAL_BYTES_MAX: usize = 2048;
 
-const NAMES: [&str; 40] = [
-    "id",
-    "inputs",
-    "outputs",
-    "parameters",
-    "parameters.binary_data_output",
-    "parameters.priority",
-    "parameters.timeout",
-    "parameters.sequence_id",
-    "parameters.triton_enable_empty_final_response",
-    "parameters.triton_x",
-    "parameters.sampling_parameters",
-    "parameters.max_tokens",
-    "parameters.max_new_tokens",
-    "parameters.min_tokens",
-    "parameters.temperature",
-    "parameters.top_k",
-    "parameters.top_p",
-    "parameters.min_p",
-    "parameters.typical_p",
-    "parameters.do_sample",
-    "parameters.seed",
-    "parameters.repetition_penalty",
-    "parameters.presence_penalty",
-    "parameters.n",
-    "parameters.best_of",
-    "parameters.num_return_sequences",
-    "parameters.beam_width",
-    "parameters.stop",
-    "parameters.stop_words",
-    "parameters.bad_words",
-    "parameters.stop_token_ids",
-    "parameters.end_id",
-    "parameters.pad_id",
-    "parameters.logit_bias",
-    "parameters.logprobs",
-    "parameters.return_logprobs",
-    "parameters.return_log_probs",
-    "parameters.stream",
-    "parameters.exclude_input_in_output",
-    "parameters.unknown",
-];
+/// Names of the fields, one a line; a name with dots is a field within objects.
+const NAMES: &str = include_str!("../fields/infer.txt");
 
 fn script() -> Script {
     Script { model: model::model().clone(), says: vec![pieces::short()], fails_at: None }
@@ -64,7 +24,7 @@ pub fn infer(data: &[u8]) {
     let required = json!({
         "inputs": [{"name": "text_input", "datatype": "BYTES", "shape": [1], "data": ["x"]}]
     });
-    let body = Bytes::from(json::body(data, &required, &NAMES));
+    let body = Bytes::from(json::body(data, &required, NAMES));
     let json_len = body.iter().rposition(|byte| *byte == b'}').map_or(0, |last| last + 1);
     let header = (json_len < body.len()).then(|| json_len.to_string());
     check(take_infer(&body, header.as_deref().map(str::as_bytes), &script()));

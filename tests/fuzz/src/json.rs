@@ -7,11 +7,11 @@ use serde_json::{Map, Value, json};
 const DEPTH_MAX: usize = 4;
 
 /// A body from the fuzzer's bytes. Bytes that look like JSON are taken as they are, so that a corpus can be read;
-/// of others `required` and some of `names` become an object. A name with dots is a field within objects.
-pub(crate) fn body(data: &[u8], required: &Value, names: &[&str]) -> Vec<u8> {
+/// of others `required` and some of `names`, one a line, become an object. A name with dots is a field within objects.
+pub(crate) fn body(data: &[u8], required: &Value, names: &str) -> Vec<u8> {
     match data.first() {
         Some(b'{' | b'[' | b'"' | b' ' | b'\n') => data.to_vec(),
-        _ => made(&mut Unstructured::new(data), required, names)
+        _ => made(&mut Unstructured::new(data), required, &names.lines().collect::<Vec<_>>())
             .unwrap_or_else(|_| required.clone())
             .to_string()
             .into(),

@@ -9,15 +9,18 @@ mod infer;
 mod json;
 mod model;
 mod pieces;
+mod said;
 mod sse;
 mod streams;
+mod tools;
 mod transcript;
 mod wire;
 
-pub use front::{json_chat, json_triton, json_vllm};
+pub use front::{json_chat, json_completions, json_triton, json_vllm};
 pub use gguf::{bundle, gguf};
 pub use infer::{infer, infer_message};
 pub use streams::streams;
+pub use tools::tools;
 pub use transcript::transcript;
 pub use wire::{grpc_request, wire};
 
@@ -25,16 +28,18 @@ pub use wire::{grpc_request, wire};
 pub type Property = fn(&[u8]);
 
 /// Every target by name.
-pub const TARGETS: [(&str, Property); 11] = [
+pub const TARGETS: [(&str, Property); 13] = [
     ("bundle", bundle),
     ("gguf", gguf),
     ("grpc_request", grpc_request),
     ("infer", infer),
     ("infer_message", infer_message),
     ("json_chat", json_chat),
+    ("json_completions", json_completions),
     ("json_triton", json_triton),
     ("json_vllm", json_vllm),
     ("streams", streams),
+    ("tools", tools),
     ("transcript", transcript),
     ("wire", wire),
 ];

@@ -1,34 +1,52 @@
 //! Whatever text an answer has, its stream parses event by event and says what the answer in one piece says.
 
 use arbitrary::{Result, Unstructured};
-use gateway::domain::Piece;
+use gateway::domain::{Piece, Prompt};
 use gateway::fuzzing::{Front, Script, Taken, take};
 use serde_json::Value;
 
+use crate::said::{Choice, choices, streamed};
 use crate::sse::{Told, nul_framed, server_sent};
 use crate::{model, pieces};
 
 /// Most different answers of one script.
 const ANSWERS_MAX: usize = 3;
 
+const TRITON: Front = Front::Triton { stream: true, recompute: false };
+const RESUMED: Front = Front::Triton { stream: true, recompute: true };
+const CHAT: Front = Front::Chat { mlc: false };
+const MLC: Front = Front::Chat { mlc: true };
+
 /// Bodies that shape a stream in every way there is.
-const CALLS: [(Front, &str); 7] = [
-    (Front::Triton { stream: true, recompute: false }, r#"{"text_input":"x"}"#),
+const CALLS: [(Front, &str); 13] = [
+    (TRITON, r#"{"text_input":"x"}"#),
+    (TRITON, r#"{"id":"a","text_input":"x","parameters":{"details":true}}"#),
     (
-        Front::Triton { stream: true, recompute: false },
-        r#"{"id":"a","text_input":"x","parameters":{"details":true}}"#,
-    ),
-    (
-        Front::Triton { stream: true, recompute: true },
+        RESUMED,
         r#"{"text_input":"1,1,2,3","parameters":{"details":true,"firstTokenCost":5,"decodeTime":[1]}}"#,
     ),
     (Front::Vllm, r#"{"prompt":"x","stream":true}"#),
     (Front::Vllm, r#"{"prompt":"x","stream":true,"n":3,"temperature":1.0}"#),
-    (Front::Chat, r#"{"messages":[{"role":"user","content":"x"}],"stream":true}"#),
+    (CHAT, r#"{"messages":[{"role":"user","content":"x"}],"stream":true}"#),
     (
-        Front::Chat,
-        r#"{"messages":[{"role":"user","content":"x"}],"stream":true,"stream_options":{"include_usage":true}}"#,
+        CHAT,
+        r#"{"messages":[{"role":"user","content":"x"}],"stream":true,"n":2,"stream_options":{"include_usage":true},
+            "logprobs":true,"top_logprobs":2}"#,
     ),
+    (
+        CHAT,
+        r#"{"messages":[{"role":"user","content":"x"}],"stream":true,"stream_options":{"include_usage":true},
+            "tools":[{"type":"function","function":{"name":"f"}}]}"#,
+    ),
+    (
+        CHAT,
+        r#"{"messages":[{"role":"user","content":"x"},{"role":"assistant","content":"y"}],"stream":true,"echo":true,
+            "add_generation_prompt":false,"continue_final_message":true}"#,
+    ),
+    (MLC, r#"{"messages":[{"role":"user","content":"x"}],"stream":true,"n":2}"#),
+    (Front::Completions, r#"{"prompt":"x","stream":true}"#),
+    (Front::Completions, r#"{"prompt":["x","y"],"stream":true,"n":2,"echo":true,"suffix":"!","logprobs":2}"#),
+    (Front::Completions, r#"{"prompt":[1,2],"stream":true,"stream_options":{"include_usage":true}}"#),
 ];
 
 /// Any pieces, written by any writer.
@@ -53,40 +71,57 @@ fn any_script(source: &mut Unstructured<'_>) -> Result<()> {
 pub(crate) fn agree(front: Front, taken: &Taken, script: &Script) {
     let told = if front == Front::Vllm { nul_framed(&taken.events) } else { server_sent(&taken.events) };
     let whole: Value = serde_json::from_slice(&taken.whole).expect("an answer is JSON");
-    let choices: usize = taken.requests.iter().map(|request| request.n).sum();
-    for choice in 0..choices {
-        let shown = text_of_whole(front, &whole, choice).expect("a text for each choice");
-        assert!(shown.ends_with(&text(script.says(choice))), "{whole}");
-    }
-    assert_eq!(text_of_whole(front, &whole, choices), None, "{whole}");
-
-    let streamed: usize = taken.requests.iter().map(|request| request.best_of).sum();
-    let Some(fails_at) = script.fails_at else {
-        assert!(told.objects.iter().all(|object| object.get("error").is_none()), "{told:?}");
-        for choice in 0..streamed {
-            let said = text_of(front, &told.objects, choice);
-            // An echo comes first.
-            assert!(said.ends_with(&text(script.says(choice))), "choice {choice}: {said:?}");
-            if front == Front::Chat {
-                assert_eq!(Some(said.as_str()), text_of_whole(front, &whole, choice), "choice {choice}");
-            }
+    let wholes = choices(front, &whole);
+    assert_eq!(wholes.len(), taken.requests.iter().map(|request| request.n).sum::<usize>(), "{whole}");
+    let is_plain = taken.requests.iter().all(|request| match &request.prompt {
+        Prompt::Chat(chat) => chat.tools.is_none() && chat.template.is_none(),
+        _ => true,
+    });
+    if is_plain {
+        for (index, choice) in wholes.iter().enumerate() {
+            assert!(choice.text.contains(&text(script.says(index))), "{whole}");
         }
-        assert_eq!(told.done, front == Front::Chat, "{told:?}");
-        let says: Vec<&[Piece]> = (0..streamed).map(|choice| script.says(choice)).collect();
-        ends(front, &told, &whole, &says);
-        return;
-    };
-    // A stream that fails ends in one error and says nothing that is not so.
+    }
+
+    let count: usize = taken.requests.iter().map(|request| request.best_of).sum();
+    if let Some(fails_at) = script.fails_at {
+        return fails(front, &told, count, (script, fails_at));
+    }
+    assert!(told.objects.iter().all(|object| object.get("error").is_none()), "{told:?}");
+    assert_eq!(told.done, matches!(front, Front::Chat { .. } | Front::Completions), "{told:?}");
+    let said = streamed(front, &told.objects, count);
+    // MLC streams calls as the text that they are.
+    if count == wholes.len() && (is_plain || front != MLC) {
+        for (index, (said, whole)) in said.iter().zip(&wholes).enumerate() {
+            same(front, said, whole, index);
+        }
+    }
+    ends(front, &told, &whole, script);
+}
+
+fn same(front: Front, said: &Choice, whole: &Choice, index: usize) {
+    if front == Front::Vllm {
+        // In one piece the prompt comes first.
+        assert!(whole.text.ends_with(&said.text), "choice {index}: {said:?}, {whole:?}");
+    } else {
+        assert_eq!(said, whole, "choice {index}");
+    }
+}
+
+/// A stream that fails ends in one error and says nothing that is not so.
+fn fails(front: Front, told: &Told, count: usize, (script, fails_at): (&Script, usize)) {
     assert!(!told.done, "{told:?}");
     let (error, before) = told.objects.split_last().expect("an error at least");
     assert!(error.get("error").is_some(), "{told:?}");
     assert!(before.iter().all(|object| object.get("error").is_none()), "{told:?}");
-    for choice in 0..streamed {
-        let pieces = script.says(choice);
-        let (said, came) = (text_of(front, before, choice), text(&pieces[..fails_at.min(pieces.len())]));
-        // A writer that waits for every choice, or for what may be a call, may still have some of it.
-        let all = streamed == 1 && front != Front::Chat;
-        assert!(if all { said == came } else { came.starts_with(&said) }, "{said:?}, {came:?}");
+    for (index, said) in streamed(front, before, count).iter().enumerate() {
+        let pieces = script.says(index);
+        let came = text(&pieces[..fails_at.min(pieces.len())]);
+        // A writer may hold some of it back, and put a prompt before it.
+        let is_beginning = (0..=said.text.len()).filter(|at| said.text.is_char_boundary(*at)).any(|at| {
+            came.starts_with(&said.text[at..]) && (at == 0 || front == Front::Completions || front == CHAT)
+        });
+        assert!(is_beginning, "{said:?}, {came:?}");
     }
 }
 
@@ -94,59 +129,21 @@ fn text(pieces: &[Piece]) -> String {
     pieces.iter().map(|piece| piece.text.as_str()).collect()
 }
 
-/// Reason and counts at the end of the stream are those of the whole.
-fn ends(front: Front, told: &Told, whole: &Value, says: &[&[Piece]]) {
+/// Counts at the end of the stream are those of the whole.
+fn ends(front: Front, told: &Told, whole: &Value, script: &Script) {
     let last = told.objects.last().expect("an answer has an event");
-    let pieces = says[0];
     match front {
         Front::Triton { .. } => {
-            assert_eq!(told.objects.len(), pieces.len(), "an event for each token");
-            for field in ["finish_reason", "generated_tokens", "first_token_cost", "decode_cost"] {
+            assert_eq!(told.objects.len(), script.says(0).len(), "an event for each token");
+            for field in ["generated_tokens", "first_token_cost", "decode_cost"] {
                 assert_eq!(last["details"][field], whole["details"][field], "{field}");
             }
-            let all_but_last = &told.objects[..told.objects.len() - 1];
-            assert!(all_but_last.iter().all(|object| object["details"].get("finish_reason").is_none()));
         }
         Front::Vllm => {}
-        Front::Chat => {
-            let choices =
-                told.objects.iter().flat_map(|object| object["choices"].as_array().into_iter().flatten());
-            for index in 0..says.len() {
-                let of_choice = choices.clone().filter(|choice| choice["index"] == index);
-                let reasons =
-                    of_choice.map(|choice| &choice["finish_reason"]).filter(|reason| !reason.is_null());
-                assert!(reasons.eq([&whole["choices"][index]["finish_reason"]]), "{told:?}");
-            }
-            assert_eq!(told.objects[0]["choices"][0]["delta"]["role"], "assistant");
+        Front::Chat { .. } | Front::Completions => {
             if let Some(usage) = last.get("usage").filter(|usage| !usage.is_null()) {
                 assert_eq!(usage, &whole["usage"]);
-                assert_eq!(usage["completion_tokens"], says.iter().map(|pieces| pieces.len()).sum::<usize>());
             }
         }
     }
-}
-
-/// What the objects say of a choice, in a row.
-fn text_of(front: Front, objects: &[Value], choice: usize) -> String {
-    let of = |object: &Value| -> Option<String> {
-        let text = match front {
-            Front::Triton { .. } => object.get("text_output").filter(|_| choice == 0)?,
-            Front::Vllm => object.get("text")?.get(choice)?,
-            Front::Chat => {
-                let choices = object.get("choices")?.as_array()?;
-                choices.iter().find(|told| told["index"] == choice)?.get("delta")?.get("content")?
-            }
-        };
-        text.as_str().map(ToOwned::to_owned)
-    };
-    objects.iter().filter_map(of).collect()
-}
-
-fn text_of_whole(front: Front, whole: &Value, choice: usize) -> Option<&str> {
-    let text = match front {
-        Front::Triton { .. } => whole.get("text_output").filter(|_| choice == 0)?,
-        Front::Vllm => whole.get("text")?.get(choice)?,
-        Front::Chat => whole.get("choices")?.get(choice)?.get("message")?.get("content")?,
-    };
-    text.as_str()
 }

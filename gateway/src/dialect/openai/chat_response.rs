@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use proto::{PromptReport, Token};
+use serde::Serialize;
 use serde_json::Value;
 use uuid::Uuid;
 
@@ -18,7 +19,7 @@ use super::logprobs::{self, Entry, Spelling};
 use super::parameters::StreamUsage;
 use crate::answer::Started;
 use crate::config::Dialect;
-use crate::dialect::{Events, Writer, json};
+use crate::dialect::{self, Events, Writer, json};
 use crate::domain::{Finish, Piece, Whole};
 use crate::fault::Fault;
 use crate::models::Model;
@@ -78,8 +79,8 @@ struct Writing {
     token_ids: Vec<u32>,
 }
 
-fn event(json: &str) -> Bytes {
-    format!("data: {json}\n\n").into()
+fn event(value: &impl Serialize) -> Bytes {
+    dialect::event("data: ", value, "\n\n")
 }
 
 impl ChatWriter {
@@ -154,7 +155,7 @@ impl ChatWriter {
     // Streams.
 
     fn chunk(&self, choices: &[ChunkChoice<'_>], usage: Option<ChunkUsage>) -> Bytes {
-        event(&json(&Chunk {
+        event(&Chunk {
             id: &self.id,
             object: "chat.completion.chunk",
             created: self.created,
@@ -162,7 +163,7 @@ impl ChatWriter {
             system_fingerprint: &self.fingerprint,
             choices,
             usage,
-        }))
+        })
     }
 
     /// A chunk of a choice, with the log-probabilities that wait for one.
@@ -363,11 +364,11 @@ impl Writer for ChatWriter {
             let usage = ChunkUsage::Now(self.usage(self.generated()));
             events.push(self.chunk(&[], Some(usage)));
         }
-        events.push(event("[DONE]"));
+        events.push(Bytes::from_static(b"data: [DONE]\n\n"));
     }
 
     fn fault(&mut self, fault: &Fault) -> Bytes {
-        event(&error_json(fault))
+        format!("data: {}\n\n", error_json(fault)).into()
     }
 
     fn whole(&mut self, started: &[Started], wholes: &[Whole]) -> Bytes {

@@ -14,7 +14,7 @@ use super::error::error_json;
 use super::logprobs::{Spelling, finite, prompt, shown};
 use super::parameters::StreamUsage;
 use crate::answer::Started;
-use crate::dialect::{Events, Writer, json};
+use crate::dialect::{self, Events, Writer, json};
 use crate::domain::{Finish, Piece, Whole};
 use crate::fault::Fault;
 use crate::models::Model;
@@ -146,8 +146,8 @@ fn stop_reason(finish: &Finish, last: Option<TokenId>) -> Option<Value> {
     }
 }
 
-fn event(json: &str) -> Bytes {
-    format!("data: {json}\n\n").into()
+fn event(value: &impl Serialize) -> Bytes {
+    dialect::event("data: ", value, "\n\n")
 }
 
 impl CompletionWriter {
@@ -197,8 +197,8 @@ impl CompletionWriter {
         }
     }
 
-    fn response(&self, choices: &[Choice], usage: Option<Option<Usage>>) -> String {
-        json(&Response {
+    fn response<'a>(&'a self, choices: &'a [Choice], usage: Option<Option<Usage>>) -> Response<'a> {
+        Response {
             id: &self.id,
             object: "text_completion",
             created: self.created,
@@ -206,7 +206,7 @@ impl CompletionWriter {
             choices,
             usage,
             system_fingerprint: &self.fingerprint,
-        })
+        }
     }
 
     fn chunk(&self, choice: Choice) -> Bytes {
@@ -328,11 +328,11 @@ impl Writer for CompletionWriter {
         if self.shape.usage.at_end {
             events.push(event(&self.response(&[], Some(Some(self.usage())))));
         }
-        events.push(event("[DONE]"));
+        events.push(Bytes::from_static(b"data: [DONE]\n\n"));
     }
 
     fn fault(&mut self, fault: &Fault) -> Bytes {
-        event(&error_json(fault))
+        format!("data: {}\n\n", error_json(fault)).into()
     }
 
     fn whole(&mut self, started: &[Started], wholes: &[Whole]) -> Bytes {
@@ -346,7 +346,7 @@ impl Writer for CompletionWriter {
         }
         let choices = wholes.iter().enumerate().map(|(index, whole)| self.choice(index, whole));
         let choices: Vec<Choice> = choices.collect();
-        self.response(&choices, Some(Some(self.usage()))).into()
+        json(&self.response(&choices, Some(Some(self.usage())))).into()
     }
 }
 

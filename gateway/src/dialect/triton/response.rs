@@ -4,7 +4,7 @@ use bytes::Bytes;
 use serde::Serialize;
 
 use crate::answer::Started;
-use crate::dialect::{Events, Writer, json, milliseconds, mindie};
+use crate::dialect::{self, Events, Writer, json, milliseconds, mindie};
 use crate::domain::{Finish, Piece, Whole};
 use crate::fault::Fault;
 
@@ -131,8 +131,8 @@ fn finish_reason(finish: &Finish) -> &'static str {
     }
 }
 
-fn event(json: &str) -> Bytes {
-    format!("data:{json}\n\n").into()
+fn event(value: &impl Serialize) -> Bytes {
+    dialect::event("data:", value, "\n\n")
 }
 
 impl Writer for TritonWriter {
@@ -162,7 +162,7 @@ impl Writer for TritonWriter {
             details,
             times: Some(times),
         };
-        events.push(event(&json(&response)));
+        events.push(event(&response));
     }
 
     fn end(&mut self, _events: &mut Events) {}
@@ -170,18 +170,18 @@ impl Writer for TritonWriter {
     /// Being stopped is an end like any other.
     fn fault(&mut self, fault: &Fault) -> Bytes {
         if *fault != Fault::Stopped {
-            return event(&mindie::error_json(fault));
+            return format!("data:{}\n\n", mindie::error_json(fault)).into();
         }
         let details = self.details(Some(&Finish::Stopped), self.generated, 0, 0);
         let text_output = if self.shape.full_text { self.sent.as_str() } else { "" };
-        event(&json(&Response {
+        event(&Response {
             id: &self.shape.id,
             model_name: &self.model,
             model_version: None,
             text_output,
             details,
             times: Some(Times { prefill_time: None, decode_time: None }),
-        }))
+        })
     }
 
     fn whole(&mut self, started: &[Started], wholes: &[Whole]) -> Bytes {
