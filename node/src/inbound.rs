@@ -13,6 +13,7 @@ use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 
 use crate::Shutdown;
+use crate::linger::Unread;
 
 /// Longest silence of a peer that still owes a part of its request, once the process drains.
 const SILENCE_MAX: Duration = Duration::from_secs(1);
@@ -27,11 +28,13 @@ type Fault = Box<dyn std::error::Error + Send + Sync>;
 /// The body of a request. Until the request is answered it ends with [`Stalled`] when its peer is silent for too long
 /// in a drain. A body that is read beside its answer, as in a stream of both ways, may be silent: that is for its
 /// service to judge.
-pub(crate) struct Inbound<B> {
+pub(crate) struct Inbound<B: Body> {
     body: B,
     shutdown: Shutdown,
     answered: Arc<AtomicBool>,
     patience: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
+    /// Told when this is dropped before its end.
+    unread: Option<Unread>,
 }
 
 /// Kept until the request is answered.
@@ -44,11 +47,11 @@ impl Drop for Unanswered {
     }
 }
 
-impl<B> Inbound<B> {
-    pub(crate) fn new(body: B, shutdown: &Shutdown) -> (Self, Unanswered) {
+impl<B: Body> Inbound<B> {
+    pub(crate) fn new(body: B, unread: Option<Unread>, shutdown: &Shutdown) -> (Self, Unanswered) {
         let answered = Arc::new(AtomicBool::new(false));
         let unanswered = Unanswered(answered.clone());
-        (Self { body, shutdown: shutdown.clone(), answered, patience: None }, unanswered)
+        (Self { body, shutdown: shutdown.clone(), answered, patience: None, unread }, unanswered)
     }
 
     fn poll_patience(&mut self, cx: &mut Context<'_>) -> Poll<()> {
@@ -61,6 +64,16 @@ impl<B> Inbound<B> {
             })
         });
         patience.as_mut().poll(cx)
+    }
+}
+
+impl<B: Body> Drop for Inbound<B> {
+    fn drop(&mut self) {
+        if let Some(unread) = &self.unread
+            && !self.body.is_end_stream()
+        {
+            unread.set();
+        }
     }
 }
 
@@ -77,6 +90,9 @@ where
     ) -> Poll<Option<Result<Frame<Bytes>, Fault>>> {
         if let Poll::Ready(frame) = Pin::new(&mut self.body).poll_frame(cx) {
             self.patience = None;
+            if frame.is_none() {
+                self.unread = None;
+            }
             return Poll::Ready(frame.map(|frame| frame.map_err(Into::into)));
         }
         if self.answered.load(Ordering::Relaxed) || self.poll_patience(cx).is_pending() {

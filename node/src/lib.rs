@@ -19,6 +19,7 @@ mod error;
 mod fail_point;
 mod health;
 mod inbound;
+mod linger;
 mod listen;
 pub mod metrics;
 mod network;

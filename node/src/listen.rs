@@ -13,8 +13,9 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsAcceptor;
 use tokio_util::task::TaskTracker;
-use tower::Service;
+use tower::{Service, service_fn};
 
+use crate::linger::{Lingering, Unread};
 use crate::network::{CONNECTION_WINDOW_BYTES, FRAME_BYTES_MAX, STREAM_WINDOW_BYTES};
 use crate::{Error, Shutdown, Tasks, Tls};
 
@@ -237,9 +238,15 @@ where
     }
 
     async fn serve(self, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) {
-        let Self { manner, builder, service, shutdown } = self;
-        let mut connection =
-            pin!(builder.serve_connection(TokioIo::new(stream), TowerToHyperService::new(service)));
+        let Self { manner, builder, mut service, shutdown } = self;
+        let unread = Unread::default();
+        let stream = TokioIo::new(Lingering::new(stream, unread.clone()));
+        // Each request bears the mark of its connection, for its body to set.
+        let service = service_fn(move |mut request: Request<Incoming>| {
+            request.extensions_mut().insert(unread.clone());
+            service.call(request)
+        });
+        let mut connection = pin!(builder.serve_connection(stream, TowerToHyperService::new(service)));
         let ended = tokio::select! {
             ended = connection.as_mut() => ended,
             () = manner.protocol.closing(&shutdown) => {

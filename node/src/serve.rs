@@ -171,8 +171,8 @@ fn arrived(
     request: Request<Incoming>,
     shutdown: &Shutdown,
 ) -> (Request<axum::body::Body>, crate::inbound::Unanswered) {
-    let (parts, body) = request.into_parts();
-    let (body, unanswered) = Inbound::new(body, shutdown);
+    let (mut parts, body) = request.into_parts();
+    let (body, unanswered) = Inbound::new(body, parts.extensions.remove(), shutdown);
     (Request::from_parts(parts, axum::body::Body::new(body)), unanswered)
 }
 
