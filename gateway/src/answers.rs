@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::Stream;
-use futures::future::BoxFuture;
+use futures::future::{BoxFuture, FutureExt};
 use futures::stream::{BoxStream, SelectAll, StreamExt};
 use proto::{Generation, Placed, Reason, RequestId};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
@@ -150,11 +150,11 @@ impl Answers {
         let mut answers = Self {
             started,
             prompts,
-            sequences,
+            sequences: Sequences::new(sequences),
             ahead: VecDeque::new(),
             choices: first,
             unfinished: first,
-            stopped,
+            ends: ends.boxed(),
             _stoppable: stoppable,
         };
         if let Some(piece) = answers.read().await? {

@@ -142,8 +142,7 @@ fn infer(inference: kserve::inference::Inference, script: &Script) -> Result<Inf
     let head = kserve::messages::Head { id: inference.id.clone(), model: model.clone() };
     let (request, shape) = kserve::request::convert(&Config::default(), model, inference)?;
     let prepared = prepare(&request, &script.model);
-    let started =
-        prepared.as_ref().map_or_else(|_| started(&script.model), Prepared::started);
+    let started = prepared.as_ref().map_or_else(|_| started(&script.model), Prepared::started);
     let wholes: Vec<Whole> = (0..request.n).map(|choice| whole(script.says(choice))).collect();
     let outputs = kserve::compose::Composer::new(shape.clone()).whole(&started, &wholes);
     let body = kserve::http_response::write(Some(&head.id), model, &outputs, &encoding);

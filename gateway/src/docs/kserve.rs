@@ -51,7 +51,9 @@ pub(crate) struct InferInputParameters {
 #[derive(Serialize, ToSchema)]
 pub(crate) struct InferWanted {
     /// Its name, once.
-    #[schema(pattern = "^(text_output|output0|output_ids|sequence_length|finish_reason|cumulative_logprob|cum_log_probs|logprobs|output_log_probs|num_input_tokens|num_output_tokens)$")]
+    #[schema(
+        pattern = "^(text_output|output0|output_ids|sequence_length|finish_reason|cumulative_logprob|cum_log_probs|logprobs|output_log_probs|num_input_tokens|num_output_tokens)$"
+    )]
     pub(crate) name: String,
     /// How it goes out.
     pub(crate) parameters: Option<InferWantedParameters>,

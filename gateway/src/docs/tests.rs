@@ -80,7 +80,8 @@ fn every_option_of_infer_is_described_and_the_other_way_round() {
     // Refused, or of another family that has a description of its own.
     let told = |name: &String| {
         let other = name.starts_with("guided_") && !name.starts_with("guided_decoding_guide");
-        let refused = ["return_context_logits", "return_generation_logits", "return_perf_metrics", "lora_name"];
+        let refused =
+            ["return_context_logits", "return_generation_logits", "return_perf_metrics", "lora_name"];
         let without_effect = ["detokenize", "spaces_between_special_tokens", "structured_outputs"];
         !(other || refused.contains(&name.as_str()) || without_effect.contains(&name.as_str()))
     };
