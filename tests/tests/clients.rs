@@ -18,8 +18,9 @@ const GUARDED: Name = (Service::Gateway, 3);
 
 /// Scripts for a gateway with its defaults. Those of a line share a process, since importing a client takes seconds.
 const SCRIPTS: &[&[&str]] = &[
-    &["openai_chat", "openai_stream", "openai_async"],
-    &["grpc_reflection_calls", "printed_curl"],
+    &["openai_chat", "openai_stream", "openai_async", "openai_errors", "openai_completions", "openai_tools"],
+    &["litellm_tools", "langchain_tools"],
+    &["triton_http", "triton_grpc", "grpc_reflection_calls", "printed_curl"],
     #[cfg(target_arch = "x86_64")]
     &["grpcurl_calls"],
 ];
