@@ -358,6 +358,13 @@ mod tests {
     }
 
     #[test]
+    fn an_end_of_the_models_own_may_be_ignored() {
+        let eos_ids = |ignore| admitted(&of(|r| r.stop.ignore_eos = ignore)).unwrap().generation.stop.eos_ids;
+        assert!(!eos_ids(false).is_empty());
+        assert_eq!(eos_ids(true), Vec::<TokenId>::new());
+    }
+
+    #[test]
     fn a_grammar_is_compiled_before_the_answer_begins() {
         let with = |grammar: Grammar| of(|r| r.sampling.grammar = Some(grammar));
         assert!(admitted(&with(Grammar::Regex("a+".into()))).is_ok());

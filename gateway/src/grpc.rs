@@ -299,6 +299,13 @@ mod tests {
         let Prompt::Chat(chat) = request.prompt else { panic!("no chat") };
         assert_eq!(chat.messages, [json!({"role": "user", "content": "Hi"})]);
         assert_eq!((chat.tools, chat.tail), (Some(json!([{}])), Tail::Assistant));
+        let mut wire = chatting(vec![said("user", "Hi"), said("assistant", "Hi t")], None);
+        let Some(WirePrompt::Chat(chat)) = &mut wire.prompt else { panic!("no chat") };
+        chat.continue_final_message = true;
+        chat.messages[0].name = Some("ann".into());
+        let Prompt::Chat(chat) = parse(wire).unwrap().1.prompt else { panic!("no chat") };
+        assert_eq!(chat.messages[0], json!({"role": "user", "content": "Hi", "name": "ann"}));
+        assert_eq!((chat.tools, chat.tail), (None, Tail::Continue));
     }
 
     #[test]
@@ -309,7 +316,60 @@ mod tests {
     }
 
     #[test]
+    fn every_field_has_its_effect() {
+        let wire = GenerateRequest {
+            id: Some("g-1".into()),
+            model: Some("m".into()),
+            sampling: Some(proto::wire::SamplingParams {
+                temperature: Some(0.5),
+                top_k: Some(3),
+                seed: Some(9),
+                ..proto::wire::SamplingParams::default()
+            }),
+            max_tokens: Some(7),
+            stop: vec!["a".into()],
+            stop_token_ids: vec![4],
+            ignore_eos: true,
+            timeout_us: Some(1000),
+            n: Some(2),
+            include_stop: true,
+            show_special_tokens: true,
+            priority: Some(1),
+            bad_words: vec!["b".into()],
+            min_tokens: 5,
+            truncate_prompt_tokens: Some(6),
+            ..text("x")
+        };
+        let mut expected = Request::new(Prompt::Text("x".into()), NAMES);
+        expected.model = Some("m".into());
+        expected.sampling = SamplingParams { temperature: 0.5, top_k: Some(3), ..SamplingParams::default() };
+        expected.seed = Some(9);
+        expected.max_tokens = MaxTokens::Exact(7);
+        expected.stop = Stop {
+            strings: vec!["a".into()],
+            token_ids: vec![4],
+            include: true,
+            ignore_eos: true,
+            min_tokens: 5,
+        };
+        expected.timeout = Some(Duration::from_millis(1));
+        (expected.n, expected.best_of, expected.priority) = (2, 2, Priority(1));
+        expected.skip_special_tokens = false;
+        expected.bad_words = vec!["b".into()];
+        expected.truncate = Some(Truncate::Last(6));
+        let (id, mut request) = parse(wire).unwrap();
+        // Where the seed is kept besides is the engine's affair.
+        request.sampling.seed = 0;
+        assert_eq!((id.as_str(), request), ("g-1", expected));
+    }
+
+    #[test]
     fn a_fault_names_its_field() {
+        let watermark = |gamma: f32, delta: f32| {
+            let watermark = proto::wire::Watermark { gamma, delta, ..proto::wire::Watermark::default() };
+            let sampling = proto::wire::SamplingParams { watermark: Some(watermark), ..Default::default() };
+            GenerateRequest { sampling: Some(sampling), ..text("x") }
+        };
         let sampled = |change: fn(&mut proto::wire::SamplingParams)| {
             let mut sampling = proto::wire::SamplingParams::default();
             change(&mut sampling);
@@ -341,6 +401,13 @@ mod tests {
                 sampled(|s| s.logit_bias = vec![proto::wire::LogitBias { id: 1, bias: f32::NAN }]),
                 "sampling.logit_bias: expected finite numbers",
             ),
+            (watermark(1.0, 2.0), "sampling.watermark.gamma: expected a number in (0, 1), got 1"),
+            (watermark(0.5, 0.0), "sampling.watermark.delta: expected a number greater than 0, got 0"),
+            (
+                sampled(|s| s.bad_words = vec![proto::wire::TokenIds::default()]),
+                "sampling.bad_words: expected at least 1 token",
+            ),
+            (sampled(|s| s.prompt_logprobs = Some(21)), "sampling.prompt_logprobs: expected at most 20"),
             (GenerateRequest { n: Some(0), ..text("x") }, "n: expected 1 to 128, got 0"),
             (GenerateRequest { n: Some(129), ..text("x") }, "n: "),
             (GenerateRequest { priority: Some(6), ..text("x") }, "priority: expected 1 to 5"),

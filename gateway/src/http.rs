@@ -67,12 +67,11 @@ pub(crate) fn routes(service: Arc<Service>) -> Router {
         .route("/generate", post(vllm_generate))
         .merge(v2)
         .layer(CatchPanicLayer::custom(panicked::<MindIe>));
-    let openai = Router::new()
-        .route("/v1/chat/completions", post(chat_completions))
-        .route("/v1/completions", post(completions))
-        .route("/v1/models", get(list_models))
-        .route("/v1/models/{*id}", get(get_model))
-        .layer(CatchPanicLayer::custom(panicked::<OpenAi>));
+    let mut openai = openai_routes("/v1");
+    if service.config.prefixless_aliases {
+        openai = openai.merge(openai_routes(""));
+    }
+    let openai = openai.layer(CatchPanicLayer::custom(panicked::<OpenAi>));
     mindie
         .merge(openai)
         .merge(docs::routes())
@@ -80,6 +79,23 @@ pub(crate) fn routes(service: Arc<Service>) -> Router {
         .method_not_allowed_fallback(wrong_method)
         .layer(body_limit)
         .with_state(service)
+}
+
+/// The routes of `OpenAI`'s family behind a prefix.
+fn openai_routes(prefix: &str) -> Router<Arc<Service>> {
+    let path = |rest: &str| format!("{prefix}{rest}");
+    Router::new()
+        .route(&path("/chat/completions"), post(chat_completions))
+        .route(&path("/completions"), post(completions))
+        .route(&path("/models"), get(list_models))
+        .route(&path("/models/{*id}"), get(get_model))
+}
+
+/// Whether a path is of `OpenAI`'s family, with its prefix or without.
+fn is_openai(path: &str) -> bool {
+    let rest = path.strip_prefix("/v1").unwrap_or(path);
+    let known = ["/chat/completions", "/completions", "/models"];
+    known.contains(&rest) || rest.starts_with("/models/") || path == "/v1" || path.starts_with("/v1/")
 }
 
 /// Triton refuses faulty requests with 400, where MindIE says 422.
@@ -358,11 +374,7 @@ pub(crate) fn refusal<F: Family>(fault: &Fault) -> Response {
 
 /// A refusal by the path's family.
 pub(crate) fn refusal_at(path: &str, fault: &Fault) -> Response {
-    if path == "/v1" || path.starts_with("/v1/") {
-        refusal::<OpenAi>(fault)
-    } else {
-        refusal::<MindIe>(fault)
-    }
+    if is_openai(path) { refusal::<OpenAi>(fault) } else { refusal::<MindIe>(fault) }
 }
 
 pub(crate) async fn unknown_path(request: Request) -> Response {

@@ -6,8 +6,10 @@ use bytes::Bytes;
 use http::StatusCode;
 use proto::Reason;
 use serde::Serialize;
+use serde_json::Value;
 
-use super::{Family, json};
+use super::fields::Fields;
+use super::{Family, json, parts};
 use crate::fault::Fault;
 
 /// Range of counts: from 1 to the most of 32 bits with sign.
@@ -69,8 +71,31 @@ fn status_of(fault: &Fault) -> (StatusCode, &'static str) {
     }
 }
 
+/// Seeds from here on are accepted, and told of in the log.
+const SEED_LARGE: u64 = u64::MAX - u32::MAX as u64;
+
+/// A seed, of which 0 is none.
+pub(crate) fn seed(fields: &mut Fields, name: &str) -> Result<Option<u64>, Fault> {
+    let seed = fields.integer(name, 1..=u64::MAX)?;
+    if let Some(seed) = seed.filter(|seed| *seed >= SEED_LARGE) {
+        tracing::warn!(field = name, seed, "seed is close to the largest that there is");
+    }
+    Ok(seed)
+}
+
+/// A prompt that is a text or a list of parts, none of them empty.
+pub(crate) fn prompt_text(value: Value, field: &str) -> Result<String, Fault> {
+    let is_empty = |part: &Value| part["type"] == "text" && part["text"] == "";
+    if let Some(index) = value.as_array().and_then(|list| list.iter().position(is_empty)) {
+        return Err(Fault::field(format!("{field}[{index}].text"), "must not be empty"));
+    }
+    let text = parts::text_or_parts(value, field)?;
+    check_prompt(&text, field)?;
+    Ok(text)
+}
+
 /// Checks the length of a prompt's text, in units of UTF-16 as MindIE counts characters.
-pub(crate) fn check_prompt(text: &str, field: &str) -> Result<(), Fault> {
+fn check_prompt(text: &str, field: &str) -> Result<(), Fault> {
     if text.is_empty() {
         return Err(Fault::field(field, "must not be empty"));
     }
@@ -99,7 +124,10 @@ pub(crate) fn check_id(id: &str, field: &str) -> Result<(), Fault> {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
+    use crate::dialect::fields::Integers;
 
     #[test]
     fn an_error_has_a_message_and_a_type() {
@@ -123,6 +151,46 @@ mod tests {
         assert_eq!(check_id(&"x".repeat(256), "id"), Ok(()));
         for bad in ["", "a b", "é", "a/b", &"x".repeat(257)] {
             assert!(check_id(bad, "id").is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn parts_are_texts_that_are_not_empty() {
+        let text = |parts: Value| prompt_text(parts, "p").map_err(|fault| fault.to_string());
+        let (one, two) = (json!({"type": "text", "text": "a"}), json!({"type": "text", "text": "b"}));
+        assert_eq!(text(json!([one, two])), Ok("ab".to_owned()));
+        for kind in ["image_url", "video_url", "audio_url"] {
+            let fault = text(json!([one, {"type": kind, kind: "/x"}])).unwrap_err();
+            let expected = format!("p[1].type: this model takes text only, got a part of type {kind:?}");
+            assert_eq!(fault, expected);
+        }
+        for (parts, expected) in [
+            (json!([one, {"type": "text", "text": ""}]), "p[1].text: must not be empty"),
+            (json!([{"type": "text"}]), "p[0].text: is required"),
+            (json!([{"type": "text", "text": 5}]), "p[0].text: expected a string, got 5"),
+            (json!([{"text": "a"}]), "p[0].type: is required"),
+            (json!([{"type": 5}]), "p[0].type: expected a string, got 5"),
+            (json!([]), "p: must not be empty"),
+        ] {
+            assert_eq!(text(parts), Err(expected.to_owned()));
+        }
+    }
+
+    #[test]
+    fn every_seed_but_zero_is_taken() {
+        let read = |value: Value| {
+            let mut fields = Fields::of(json!({"seed": value}), "", Integers::Strict).unwrap();
+            seed(&mut fields, "seed").map_err(|fault| fault.to_string())
+        };
+        for number in [1, SEED_LARGE, u64::MAX] {
+            assert_eq!(read(json!(number)), Ok(Some(number)));
+        }
+        assert_eq!(read(json!(null)), Ok(None));
+        for bad in [json!(0), json!(-1), json!(1.5), json!("1"), json!(2e19)] {
+            assert!(
+                read(bad.clone()).unwrap_err().contains("an integer in [1, 18446744073709551615]"),
+                "{bad}"
+            );
         }
     }
 

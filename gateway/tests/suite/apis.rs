@@ -268,6 +268,51 @@ async fn models_are_listed() {
     assert_eq!(served.into_inner().models, [MODEL]);
 }
 
+#[tokio::test]
+async fn any_model_s_name_is_taken_where_the_server_says_so() {
+    let chat = json!({"model": "other", "messages": [{"role": "user", "content": "x"}]});
+    for (accept_any_model, dialect, status) in [
+        (None, gateway::Dialect::OpenAi, 404),
+        (Some(true), gateway::Dialect::OpenAi, 200),
+        (None, gateway::Dialect::Mlc, 200),
+        (Some(false), gateway::Dialect::Mlc, 404),
+    ] {
+        let change = |config: &mut gateway::Config| {
+            (config.accept_any_model, config.dialect) = (accept_any_model, dialect);
+        };
+        let cluster = Cluster::start(&["r0"], change).await;
+        cluster.script.says("ok");
+        let text = json!({"model": "other", "prompt": "x"});
+        for (path, body) in [("/v1/chat/completions", &chat), ("/v1/completions", &text)] {
+            assert_eq!(cluster.answer(path, body).await.0, status, "{path} {accept_any_model:?} {dialect:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn paths_may_lack_their_prefix_where_the_server_says_so() {
+    let chat = json!({"messages": [{"role": "user", "content": "x"}]});
+    let text = json!({"prompt": "x"});
+    for (aliases, status) in [(true, 200), (false, 404)] {
+        let cluster = Cluster::start(&["r0"], |config| config.prefixless_aliases = aliases).await;
+        cluster.script.says("ok");
+        for (path, body) in [("/chat/completions", &chat), ("/completions", &text)] {
+            for prefix in ["/v1", ""] {
+                let (got, answer) = cluster.answer(&format!("{prefix}{path}"), body).await;
+                assert_eq!(got, if prefix.is_empty() { status } else { 200 }, "{prefix}{path}: {answer}");
+            }
+        }
+        for path in ["/models", &format!("/models/{MODEL}")] {
+            assert_eq!(cluster.get(path).await.status(), status, "{path}");
+        }
+        // Their refusals are of the family either way.
+        let refused = cluster.get("/completions").await;
+        assert_eq!(refused.status(), if aliases { 405 } else { 404 });
+        let error: Value = refused.json().await.unwrap();
+        assert_eq!(error["error"]["type"], "invalid_request_error");
+    }
+}
+
 async fn generate(cluster: &Cluster, request: GenerateRequest) -> Vec<GenerateResponse> {
     let stream = cluster.grpc().generate(request).await.unwrap().into_inner();
     stream.map(Result::unwrap).collect().await
@@ -326,7 +371,6 @@ async fn a_client_that_leaves_cancels_its_request() {
 
 #[tokio::test]
 async fn requests_are_counted_and_probes_apart() {
-    node::metrics::install().unwrap();
     let cluster = Cluster::start(&["r0"], |_| ()).await;
     cluster.script.says("ok");
     cluster.answer("/generate", &json!({"prompt": "x"})).await;
@@ -369,6 +413,39 @@ async fn several_sequences_share_a_prompt() {
     let expected = "{\"text\":[\"o\",\"o\"]}\0{\"text\":[\"n\",\"n\"]}\0{\"text\":[\"e\",\"e\"]}\0";
     assert_eq!((status, answer.as_str()), (200, expected));
     cluster.until_idle().await;
+}
+
+#[tokio::test]
+async fn the_likeliest_sequence_comes_first_unless_it_is_streamed() {
+    let cluster = Cluster::start(&["r0"], |_| ()).await;
+    *cluster.script.firsts.lock().unwrap() = [(b'a', -2.0), (b'b', -0.25), (b'c', -1.0)]
+        .map(|(letter, logprob)| (u32::from(letter), logprob))
+        .to_vec();
+    for sequences in [json!({"n": 3}), json!({"n": 1, "best_of": 3})] {
+        let mut body = json!({"prompt": "x", "max_tokens": 1});
+        body.as_object_mut().unwrap().extend(sequences.as_object().unwrap().clone());
+        assert_eq!(cluster.answer("/generate", &body).await.1, r#"{"text":["x b","x c","x a"]}"#);
+        body["stream"] = json!(true);
+        assert_eq!(cluster.answer("/generate", &body).await.1, "{\"text\":[\"a\",\"b\",\"c\"]}\0");
+    }
+    let body = json!({"prompt": "x", "max_tokens": 1, "n": 1, "best_of": 3});
+    let answer: Value = serde_json::from_str(&cluster.answer("/v1/completions", &body).await.1).unwrap();
+    assert_eq!(answer["choices"].as_array().unwrap().len(), 1);
+    assert_eq!(answer["choices"][0]["text"], "b");
+    assert_eq!(answer["usage"]["completion_tokens"], 3);
+}
+
+#[tokio::test]
+async fn what_is_served_is_described_without_the_internet() {
+    let cluster = Cluster::start(&["r0"], |_| ()).await;
+    let described: Value = cluster.get("/openapi.json").await.json().await.unwrap();
+    for path in ["/v1/models", "/v1/chat/completions", "/generate", "/v2/models/{model}/generate_stream"] {
+        assert!(described["paths"][path].is_object(), "{path}");
+    }
+    let page = cluster.get("/docs").await;
+    assert_eq!(page.headers()["content-type"], "text/html; charset=utf-8");
+    let page = page.text().await.unwrap();
+    assert!(page.contains("openapi.json") && !page.contains("//"), "{page}");
 }
 
 #[tokio::test]

@@ -61,14 +61,21 @@ async fn places_are_counted() {
     assert_eq!(slots().await["free_slots"], 2);
     drop(running);
     cluster.until_idle().await;
+    assert_eq!(cluster.get("/v2/models/other/getSlotCount").await.status(), 404);
 }
 
 #[tokio::test]
 async fn a_trial_runs_a_token_in_time() {
     let cluster = Cluster::start(&["r0"], |_| ()).await;
     cluster.script.says("one");
-    assert_eq!(cluster.get("/health/timed").await.status(), 200);
-    assert_eq!(cluster.get("/health/timed-2").await.status(), 200);
+    for (path, seconds) in [("/health/timed", 10), ("/health/timed-2", 2), ("/health/timed-600", 600)] {
+        assert_eq!(cluster.get(path).await.status(), 200);
+        let left = cluster.script.take_seen()[0].1.time_left;
+        assert!(
+            left <= Duration::from_secs(seconds) && left > Duration::from_secs(seconds - 1),
+            "{path}: {left:?}"
+        );
+    }
     cluster.script.trouble("r0", 0, Trouble::Hang);
     assert_eq!(cluster.get("/health/timed-1").await.status(), 408);
     for path in ["/health/timed-0", "/health/timed-601"] {

@@ -125,6 +125,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::domain::{Priority, Stop, Truncate};
 
     fn read(body: &Value) -> Result<Vec<Request>, String> {
         parse(body.to_string().as_bytes()).map(|call| call.requests).map_err(|fault| fault.to_string())
@@ -162,6 +163,41 @@ mod tests {
     }
 
     #[test]
+    fn what_chats_may_say_texts_may_too() {
+        let request = with(json!({"model": "m", "seed": -1, "stop": ["a"], "top_k": 7, "min_p": 0.25, "n": 2,
+            "repetition_penalty": 1.5, "presence_penalty": 1, "frequency_penalty": -1, "temperature": 0.5,
+            "top_p": 0.9, "logit_bias": {"5": -100}, "min_tokens": 2, "ignore_eos": true, "stop_token_ids": [3],
+            "include_stop_str_in_output": true, "skip_special_tokens": false, "bad_words": ["x"],
+            "allowed_token_ids": [5, 6], "truncate_prompt_tokens": 9, "priority": 2, "user": "u",
+            "response_format": {"type": "json_object"}}))
+        .unwrap();
+        let sampling = proto::SamplingParams {
+            temperature: 0.5,
+            top_k: Some(7),
+            top_p: 0.9,
+            min_p: 0.25,
+            repetition_penalty: 1.5,
+            presence_penalty: 1.0,
+            frequency_penalty: -1.0,
+            logit_bias: vec![(5, -100.0)],
+            allowed_token_ids: vec![5, 6],
+            grammar: Some(sampling::json_object()),
+            ..proto::SamplingParams::default()
+        };
+        assert_eq!((request.sampling, request.seed), (sampling, Some(u64::MAX)));
+        assert_eq!((request.model.as_deref(), request.n, request.priority), (Some("m"), 2, Priority(2)));
+        let stop = Stop {
+            strings: vec!["a".into()],
+            token_ids: vec![3],
+            include: true,
+            ignore_eos: true,
+            min_tokens: 2,
+        };
+        assert_eq!((request.stop, request.bad_words), (stop, vec!["x".to_owned()]));
+        assert_eq!((request.truncate, request.skip_special_tokens), (Some(Truncate::Last(9)), false));
+    }
+
+    #[test]
     fn an_echo_with_logprobs_asks_for_those_of_the_prompt() {
         let of = |body: Value| with(body).map(|r| (r.sampling.logprobs, r.sampling.prompt_logprobs)).unwrap();
         assert_eq!(of(json!({"logprobs": 3})), (Some(3), None));
@@ -194,6 +230,14 @@ mod tests {
             (json!({"stream_options": {}}), "stream_options: is allowed only"),
             (json!({"prompt_logprobs": 1, "stream": true}), "prompt_logprobs: is not allowed"),
             (json!({"temperature": 2.5}), "temperature: "),
+            (json!({"top_p": 1.1}), "top_p: "),
+            (json!({"presence_penalty": 2.1}), "presence_penalty: "),
+            (json!({"frequency_penalty": -2.1}), "frequency_penalty: "),
+            (json!({"n": 129}), "n: expected an integer in [1, 128]"),
+            (json!({"logit_bias": {"1": 101}}), "logit_bias.1: expected a number in [-100, 100]"),
+            (json!({"seed": "x"}), "seed: expected an integer"),
+            (json!({"stop": 1}), "stop: expected a string or a list"),
+            (json!({"priority": 6}), "priority: expected an integer in [1, 5]"),
         ] {
             let fault = with(extra.clone()).unwrap_err();
             assert!(fault.starts_with(start), "{extra}: {fault}");

@@ -11,8 +11,8 @@ use super::TritonWriter;
 use super::response::{Earlier, Shape};
 use crate::Config;
 use crate::dialect::fields::{Fields, Integers, unexpected, unsigned};
-use crate::dialect::mindie::{COUNT, check_id, check_prompt};
-use crate::dialect::{Call, parts, sampling};
+use crate::dialect::mindie::{COUNT, check_id, prompt_text, seed};
+use crate::dialect::{Call, sampling};
 use crate::domain::{FieldNames, MaxTokens, Priority, Prompt, REPETITION_PENALTY_MIN, Request, Stop};
 use crate::fault::Fault;
 
@@ -103,8 +103,7 @@ impl Places {
 }
 
 fn prompt(value: Value, recompute: bool) -> Result<Prompt, Fault> {
-    let text = parts::text_or_parts(value, "text_input")?;
-    check_prompt(&text, "text_input")?;
+    let text = prompt_text(value, "text_input")?;
     if recompute { resumed(&text) } else { Ok(Prompt::Text(text)) }
 }
 
@@ -146,7 +145,7 @@ impl Parameters {
         let name = from.named(&["max_new_tokens", "max_tokens"]);
         let max_new_tokens = from.of(name).integer(name, COUNT)?.unwrap_or(MAX_NEW_TOKENS) as usize;
         let name = from.named(&["seed", "random_seed"]);
-        let seed = from.of(name).integer(name, 1..=u64::MAX)?;
+        let seed = seed(from.of(name), name)?;
         let sampling = sampling(&mut from, seed.is_some(), config)?;
         from.of("batch_size").integer("batch_size", COUNT)?;
         let priority = from.of("priority").integer("priority", 1..=5)?;
@@ -402,6 +401,55 @@ mod tests {
         assert_eq!(read(ENVELOPE, &twice).unwrap().sampling.top_k, Some(4));
         let fault = read(ENVELOPE, &json!({"text_input": "x", "max_tokens": 0})).unwrap_err();
         assert!(fault.starts_with("max_tokens: expected an integer"), "{fault}");
+    }
+
+    #[test]
+    fn what_other_servers_add_is_taken_and_checked() {
+        let added = json!({"stop": "a", "stop_token_ids": [7], "include_stop_str_in_output": true, "ignore_eos": true,
+            "min_tokens": 2, "bad_words": ["b"], "presence_penalty": 2, "frequency_penalty": -2});
+        let request = with(added).unwrap();
+        let expected = Stop {
+            strings: vec!["a".into()],
+            token_ids: vec![7],
+            include: true,
+            ignore_eos: true,
+            min_tokens: 2,
+        };
+        assert_eq!((request.stop, request.bad_words), (expected, vec!["b".to_owned()]));
+        assert_eq!((request.sampling.presence_penalty, request.sampling.frequency_penalty), (2.0, -2.0));
+        assert_eq!(with(json!({"stop": "", "bad_words": ""})).unwrap().stop, Stop::default());
+        for (field, value) in [
+            ("stop", json!(5)),
+            ("stop", json!([5])),
+            ("stop_words", json!({})),
+            ("stop_token_ids", json!(5)),
+            ("stop_token_ids", json!([-1])),
+            ("include_stop_str_in_output", json!(1)),
+            ("ignore_eos", json!("true")),
+            ("min_tokens", json!(-1)),
+            ("min_length", json!(1.5)),
+            ("bad_words", json!([1])),
+            ("presence_penalty", json!(2.1)),
+            ("frequency_penalty", json!(-2.1)),
+            ("max_tokens", json!(0)),
+            ("random_seed", json!(0)),
+        ] {
+            let fault = with(json!({field: value})).expect_err(field);
+            assert!(fault.starts_with(&format!("parameters.{field}")), "{field} = {value}: {fault}");
+            let fault = read(ENVELOPE, &json!({"text_input": "x", field: value})).expect_err(field);
+            assert!(fault.starts_with(field), "{field} = {value}: {fault}");
+        }
+        let fault = read(ENVELOPE, &json!({"text_input": "x", "stream": 1})).unwrap_err();
+        assert!(fault.starts_with("stream: expected true or false"), "{fault}");
+    }
+
+    #[test]
+    fn priority_and_timeout_are_taken_and_have_defaults() {
+        let request = with(json!({"priority": 1, "timeout": 3600})).unwrap();
+        assert_eq!((request.priority, request.timeout), (Priority(1), Some(Duration::from_hours(1))));
+        let request = with(json!({})).unwrap();
+        assert_eq!(request.priority, Priority(5));
+        assert_eq!(request.deadline(Config::default().timeout), Duration::from_secs(600));
     }
 
     #[test]

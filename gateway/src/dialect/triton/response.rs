@@ -294,6 +294,22 @@ mod tests {
     }
 
     #[test]
+    fn every_end_has_a_name() {
+        for (finish, name) in [
+            (Finish::Eos, "eos_token"),
+            (Finish::Grammar, "eos_token"),
+            (Finish::StopToken, "stop_sequence"),
+            (Finish::StopString("x".into()), "stop_sequence"),
+            (Finish::Stopped, "stop_sequence"),
+            (Finish::Length, "length"),
+        ] {
+            let body = writer(true, None).whole(&[started("m", 1, None)], &[whole(&pieces(&["a"], finish))]);
+            let body: serde_json::Value = serde_json::from_slice(&body).unwrap();
+            assert_eq!(body["details"]["finish_reason"], name);
+        }
+    }
+
+    #[test]
     fn a_late_fault_is_an_event() {
         let event = writer(true, None).fault(&Fault::NotReady("gone".into()));
         assert_eq!(event, "data:{\"error\":\"gone\",\"error_type\":\"Service Unavailable\"}\n\n");

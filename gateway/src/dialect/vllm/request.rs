@@ -9,8 +9,8 @@ use serde_json::Value;
 use super::VllmWriter;
 use crate::Config;
 use crate::dialect::fields::{Fields, Integers, unexpected, unsigned};
-use crate::dialect::mindie::{COUNT, check_prompt};
-use crate::dialect::{Call, parts, sampling};
+use crate::dialect::mindie::{self, COUNT, prompt_text};
+use crate::dialect::{Call, sampling};
 use crate::domain::{
     FieldNames, MaxTokens, Priority, Prompt, REPETITION_PENALTY_MIN, Request, Stop, Truncate,
 };
@@ -35,7 +35,7 @@ pub(crate) fn parse(config: &Config, body: &[u8]) -> Result<Call<VllmWriter>, Fa
     let max_tokens = fields.integer("max_tokens", COUNT)?.map_or(default, |count| count as usize);
     request.max_tokens = MaxTokens::Clamp(max_tokens);
     request.sampling = sampling(&mut fields)?;
-    request.seed = fields.integer("seed", 1..=u64::MAX)?;
+    request.seed = mindie::seed(&mut fields, "seed")?;
     request.stop = stop(&mut fields)?;
     request.skip_special_tokens = fields.flag("skip_special_tokens")?.unwrap_or(true);
     request.model = fields.string("model")?.filter(|model| model != NO_ADAPTER);
@@ -82,11 +82,7 @@ fn without_effect(fields: &mut Fields) -> Result<(), Fault> {
 fn prompt(value: Value) -> Result<Prompt, Fault> {
     match value {
         Value::Array(list) if list.iter().any(Value::is_number) => token_ids(&list).map(Prompt::Tokens),
-        other => {
-            let text = parts::text_or_parts(other, "prompt")?;
-            check_prompt(&text, "prompt")?;
-            Ok(Prompt::Text(text))
-        }
+        other => prompt_text(other, "prompt").map(Prompt::Text),
     }
 }
 
@@ -188,6 +184,7 @@ mod tests {
         assert_eq!(request.max_tokens, MaxTokens::Clamp(16));
         assert_eq!((request.seed, request.model, request.stop), (None, None, Stop::default()));
         assert!(request.skip_special_tokens);
+        assert!(!read(&json!({"prompt": "x", "skip_special_tokens": false})).unwrap().skip_special_tokens);
         let greedy = read(&json!({"prompt": "x", "temperature": 0.0, "stream": true})).unwrap();
         assert_eq!((greedy.sampling.temperature, greedy.echo), (0.0, false));
     }
@@ -306,6 +303,22 @@ mod tests {
             (json!({"prompt": "x", "guided_choice": []}), "guided_choice: expected 1 to"),
             (json!({"prompt": "x", "detokenize": 1}), "detokenize: "),
             (json!({"prompt": "x", "n": 129}), "n: expected an integer in [1, 128]"),
+            (json!({"prompt": "x", "n": 0}), "n: expected an integer in [1, 128]"),
+            (json!({"prompt": "x", "max_tokens": 2_147_483_648_u64}), "max_tokens: "),
+            (json!({"prompt": "x", "top_p": 1e-6}), "top_p: expected a number greater than 0.000001"),
+            (json!({"prompt": "x", "top_p": 1.01}), "top_p: "),
+            (json!({"prompt": "x", "top_k": 0}), "top_k: "),
+            (json!({"prompt": "x", "presence_penalty": -2.1}), "presence_penalty: "),
+            (json!({"prompt": "x", "frequency_penalty": 2.1}), "frequency_penalty: "),
+            (json!({"prompt": "x", "repetition_penalty": 0}), "repetition_penalty: "),
+            (json!({"prompt": "x", "stop": {}}), "stop: expected a string or a list of strings"),
+            (json!({"prompt": "x", "model": 5}), "model: expected a string"),
+            (json!({"prompt": "x", "skip_special_tokens": 1}), "skip_special_tokens: expected true or false"),
+            (json!({"prompt": "x", "ignore_eos": 1}), "ignore_eos: expected true or false"),
+            (json!({"prompt": "x", "include_stop_str_in_output": 1}), "include_stop_str_in_output: expected"),
+            (json!({"prompt": "x", "spaces_between_special_tokens": 1}), "spaces_between_special_tokens: "),
+            (json!({"prompt": "x", "logit_bias": []}), "logit_bias: expected an object"),
+            (json!({"prompt": "x", "structured_outputs": []}), "structured_outputs: expected an object"),
         ] {
             let fault = read(&body).unwrap_err();
             assert!(fault.starts_with(start), "{start}: {fault}");

@@ -45,6 +45,8 @@ impl Cluster {
     }
 
     pub(crate) async fn start_unready(routers: &[&str], change: impl FnOnce(&mut Config)) -> Self {
+        // Before anything is counted: what was looked up without a recorder is never recorded.
+        node::metrics::install().unwrap();
         let member = |name: &&str| Member { role: Role::Router, address: format!("local:{name}") };
         let context = Context::new("gateway", routers.iter().map(member).collect());
         let bundle = byte_bundle();

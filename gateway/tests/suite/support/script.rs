@@ -31,6 +31,8 @@ pub(crate) enum Trouble {
 pub(crate) struct Script {
     /// The continuation; the last token repeats for ever.
     pub(crate) tokens: Mutex<Vec<u32>>,
+    /// The first token of each sequence and its log-probability, where sequences are to differ.
+    pub(crate) firsts: Mutex<Vec<(u32, f32)>>,
     /// By router: after how many tokens of a call, counted within that call, and what.
     pub(crate) troubles: Mutex<HashMap<String, (usize, Trouble)>>,
     /// What befalls the first call of every request, whichever router gets it.
@@ -51,6 +53,7 @@ impl Script {
     pub(crate) fn new(models: Vec<proto::ModelDescription>) -> Arc<Self> {
         Arc::new(Self {
             tokens: Mutex::new(vec![u32::from(b'x')]),
+            firsts: Mutex::default(),
             troubles: Mutex::default(),
             first: Mutex::default(),
             pace: Mutex::default(),
@@ -92,7 +95,10 @@ impl Script {
     /// The token at `index` of the answer to a request.
     fn token(&self, generation: &Generation, index: usize) -> Token {
         let tokens = self.tokens.lock().unwrap();
-        let id = *tokens.get(index).or(tokens.last()).expect("a token");
+        let said = *tokens.get(index).or(tokens.last()).expect("a token");
+        let firsts = self.firsts.lock().unwrap();
+        let own = firsts.get(generation.sampling.sequence as usize).filter(|_| index == 0);
+        let (id, logprob) = own.copied().unwrap_or((said, -0.5));
         let stop = &generation.stop;
         let finish = if stop.eos_ids.contains(&id) {
             Some(FinishReason::Eos)
@@ -106,7 +112,7 @@ impl Script {
         Token {
             index,
             id,
-            logprob: -0.5,
+            logprob,
             batch_size: 1,
             queue_wait: Duration::from_micros(40),
             finish,

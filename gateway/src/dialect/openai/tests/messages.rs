@@ -143,6 +143,21 @@ fn a_fault_names_its_message() {
             message(json!({"role": "user", "content": "x", "tool_call_id": "x"})),
             "messages[0].tool_call_id: is allowed in tool messages alone",
         ),
+        (
+            message(json!({"role": "tool", "content": "x", "tool_call_id": ""})),
+            "messages[0].tool_call_id: expected 1 to 512 characters, got 0",
+        ),
+        (message(json!({"role": "user", "content": "x", "name": 5})), "messages[0].name: expected a string"),
+        (
+            message(json!({"role": "assistant", "reasoning_content": 5})),
+            "messages[0].reasoning_content: expected a string",
+        ),
+        (message(json!({"role": "assistant", "refusal": 5})), "messages[0].refusal: expected a string"),
+        (
+            message(json!({"role": "assistant", "function_call": {"arguments": "{}"}})),
+            "messages[0].function_call.name: is required",
+        ),
+        (message(json!({"role": "assistant", "tool_calls": {}})), "messages[0].tool_calls: expected a list"),
         (call(json!({})), "messages[0].tool_calls[0].function: is required"),
         (call(json!({"function": {}})), "messages[0].tool_calls[0].function.name: is required"),
         (

@@ -178,6 +178,46 @@ fn a_fault_names_its_field() {
 }
 
 #[test]
+fn what_is_of_another_type_is_a_fault() {
+    let place = Place::plain();
+    let flags = [
+        "ignore_eos",
+        "include_stop_str_in_output",
+        "skip_special_tokens",
+        "return_tokens_as_token_ids",
+        "return_token_ids",
+        "echo",
+        "add_generation_prompt",
+        "continue_final_message",
+        "include_reasoning",
+        "use_beam_search",
+        "parallel_tool_calls",
+    ];
+    for flag in flags {
+        let fault = place.with(json!({flag: 1})).unwrap_err();
+        assert!(fault.starts_with(&format!("{flag}: expected true or false")), "{flag}: {fault}");
+    }
+    for list in ["bad_words", "allowed_token_ids", "stop_token_ids", "documents", "tools", "functions"] {
+        let fault = place.with(json!({list: "x"})).unwrap_err();
+        assert!(fault.starts_with(&format!("{list}: expected a list")), "{list}: {fault}");
+    }
+    for (field, value) in [
+        ("model", json!(5)),
+        ("min_tokens", json!(-1)),
+        ("truncate_prompt_tokens", json!(0)),
+        ("prompt_logprobs", json!(21)),
+        ("stream_options", json!(1)),
+        ("logit_bias", json!([])),
+        ("response_format", json!("json")),
+    ] {
+        let fault = place.with(json!({field: value, "stream": true})).unwrap_err();
+        assert!(fault.starts_with(&format!("{field}: expected ")), "{field}: {fault}");
+    }
+    let fault = place.with(json!({"stream": true, "stream_options": {"include_usage": 1}})).unwrap_err();
+    assert!(fault.starts_with("stream_options.include_usage: expected true or false"), "{fault}");
+}
+
+#[test]
 fn a_format_becomes_a_grammar() {
     let place = Place::plain();
     let grammar = |extra: Value| {
