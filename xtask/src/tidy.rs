@@ -1,5 +1,7 @@
 //! Rules of the house that a compiler does not check. Each finding is a line: where, and what was expected.
 
+mod pages;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -64,7 +66,8 @@ pub(crate) fn check(root: &Path) -> Result<()> {
     }
     dead_files(root, &sources, &mut findings)?;
     protos(root, &mut findings)?;
-    maps(root, &mut findings)?;
+    pages::paths(root, &mut findings)?;
+    pages::tests(root, &sources, &mut findings)?;
     if findings.is_empty() {
         println!("tidy: {} source files, nothing found", sources.len());
         return Ok(());
@@ -197,24 +200,6 @@ fn protos(root: &Path, findings: &mut Vec<String>) -> Result<()> {
                     .push(format!("{shown}:{}: needs a comment above it, with its unit: {line}", number + 1));
             }
             before = line;
-        }
-    }
-    Ok(())
-}
-
-/// Every path that the maps name is there.
-fn maps(root: &Path, findings: &mut Vec<String>) -> Result<()> {
-    for map in ["ARCHITECTURE.md", "CONTRIBUTING.md", "README.md"] {
-        let text = fs::read_to_string(root.join(map))?;
-        let quoted = text.split('`').skip(1).step_by(2);
-        let linked = text.split("](").skip(1).filter_map(|rest| rest.split(')').next());
-        for named in quoted.chain(linked) {
-            let is_path = named.contains('/') && !named.contains([' ', '{', '<', '…', ':']);
-            // `target/` is made by building; what starts with a slash is a path of the API.
-            let is_made = named.starts_with("target/") || named.starts_with('/');
-            if is_path && !is_made && !root.join(named).exists() {
-                findings.push(format!("{map}: names `{named}`, which is not there"));
-            }
         }
     }
     Ok(())
