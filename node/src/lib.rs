@@ -40,7 +40,7 @@ pub use fail_point::{arm_fail_points, fail_point, fail_point_blocking};
 pub use inbound::Stalled;
 pub use listen::Public;
 pub use network::{Channel, Network, NetworkConfig, Registration};
-pub use process::Process;
+pub use process::{Process, Signals};
 pub use serve::{Services, Serving, serve_grpc, serve_http, serve_public_grpc, serve_public_http};
 pub use shutdown::{Busy, Shutdown};
 pub use tasks::{TaskGuard, TaskHandle, Tasks};

@@ -2,12 +2,34 @@
 
 use std::time::Duration;
 
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::{Context, Error, Shutdown, TaskHandle};
 
 /// How long tasks may take to notice a stop; they are dropped at their next await.
 const STOP_MAX: Duration = Duration::from_secs(2);
+
+/// Ctrl-C and SIGTERM. Once this is there, one that comes is kept for [`Process::drain_on`] instead of ending the process.
+#[derive(Debug)]
+pub struct Signals {
+    interrupt: Signal,
+    terminate: Signal,
+}
+
+impl Signals {
+    /// Listens from now on: the first thing that a process does, since it may be told to go while it starts.
+    ///
+    /// # Errors
+    /// When the signal handlers cannot be installed.
+    pub fn listen() -> Result<Self, Error> {
+        let listen = |kind| {
+            signal(kind).map_err(|error| {
+                proto::Error::new(proto::Reason::Internal, format!("signal handler: {error}"))
+            })
+        };
+        Ok(Self { interrupt: listen(SignalKind::interrupt())?, terminate: listen(SignalKind::terminate())? })
+    }
+}
 
 /// The services that run in this process. Dropping it stops them.
 #[derive(Debug)]
@@ -38,17 +60,8 @@ impl Process {
     }
 
     /// From the first Ctrl-C or SIGTERM on the process drains; at the second it stops.
-    ///
-    /// # Errors
-    /// When the signal handlers cannot be installed.
-    pub fn drain_on_signals(&self) -> Result<(), Error> {
-        let install = |kind| {
-            signal(kind).map_err(|error| {
-                proto::Error::new(proto::Reason::Internal, format!("signal handler: {error}"))
-            })
-        };
-        let mut interrupt = install(SignalKind::interrupt())?;
-        let mut terminate = install(SignalKind::terminate())?;
+    pub fn drain_on(&self, signals: Signals) {
+        let Signals { mut interrupt, mut terminate } = signals;
         let shutdown = self.context.shutdown.clone();
         drop(self.context.tasks.spawn("signals", async move {
             loop {
@@ -64,7 +77,6 @@ impl Process {
                 shutdown.drain();
             }
         }));
-        Ok(())
     }
 
     /// Waits until every service has ended after a drain, or until `grace` after the drain began, and stops what is

@@ -4,17 +4,18 @@ use std::fmt::Write as _;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use node::Error;
+use node::{Error, Signals};
 
 use crate::options::ServeConfig;
 use crate::serve::{Front, reachable, start};
 
 /// Serves until a signal has drained the process, and `grace` at most after that.
 pub(crate) async fn serve(config: ServeConfig, grace: Duration) -> Result<(), Error> {
+    let signals = Signals::listen()?;
     let door = Door::of(&config.gateway);
     let running = start(config).await?;
     let (front, process) = running.split();
-    process.drain_on_signals()?;
+    process.drain_on(signals);
     let tasks = front.context.tasks.clone();
     let _greeting = tasks.spawn_call("greeting", greet(front, door));
     process.finished(grace).await

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use node::{Context, DiscoverySource, Error, Process};
+use node::{Context, DiscoverySource, Error, Process, Signals};
 
 use crate::effective::Effective;
 use crate::options::ClusterConfig;
@@ -50,6 +50,7 @@ impl Service {
 
 /// Runs the service until a signal has drained it, and `grace` at most after that.
 pub(crate) async fn run(service: Service, cluster: ClusterConfig, grace: Duration) -> Result<(), Error> {
+    let signals = Signals::listen()?;
     let source: DiscoverySource = cluster
         .discovery
         .ok_or_else(|| Error::option("--discovery", "expected fixed:FILE, the list of the other services"))?
@@ -62,7 +63,7 @@ pub(crate) async fn run(service: Service, cluster: ClusterConfig, grace: Duratio
         node::metrics::serve_metrics(address, &context).await?;
     }
     let mut process = Process::new(context.clone());
-    process.drain_on_signals()?;
+    process.drain_on(signals);
     match service {
         Service::Gateway(config) => process.run(name, gateway::run(config, context)),
         Service::Router(config) => process.run(name, router::run(config, context)),
