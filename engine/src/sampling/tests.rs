@@ -68,6 +68,11 @@ fn greedy_takes_the_lowest_of_equals() {
     let mut sampler = Sampler::new(5);
     let choice = sampler.choose(&[1.0, 3.0, -2.0, 3.0, 3.0], history(&[0], 0), by(&greedy()));
     assert_eq!(choice.unwrap().token, 1);
+    // Whatever the filters would keep: this one the others, which surprise as much as is expected.
+    let filtered = SamplingParams { typical_p: 1e-6, top_k: Some(1), ..greedy() };
+    let logits = logits_of(&[0.4, 0.3, 0.3]);
+    assert_eq!(kept(&logits, &SamplingParams { typical_p: 1e-6, ..warm() }), [1]);
+    assert_eq!(Sampler::new(3).choose(&logits, history(&[0], 0), by(&filtered)).unwrap().token, 0);
     // Over several vectors, the last of them partial.
     for at in [0, 15, 16, 31, 32, 36] {
         let mut logits = vec![-0.5; 37];

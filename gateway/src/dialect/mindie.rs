@@ -139,6 +139,7 @@ mod tests {
             r#"{"error":"parameters.top_k: expected an integer","error_type":"Input Validation Error"}"#
         );
         assert_eq!(MindIe::refusal(&Fault::Model("x".into())).0, 404);
+        assert_eq!(MindIe::refusal(&Fault::Stopped).0, 424);
         assert_eq!(MindIe::refusal(&Fault::Busy { running: 1, waiting: 2 }).0, 429);
         assert_eq!(MindIe::refusal(&proto::Error::new(Reason::Deadline, "late").into()).0, 408);
         assert_eq!(MindIe::refusal(&proto::Error::new(Reason::WorkerLost, "gone").into()).0, 503);

@@ -78,6 +78,9 @@ async fn a_trial_runs_a_token_in_time() {
     }
     cluster.script.trouble("r0", 0, Trouble::Hang);
     assert_eq!(cluster.get("/health/timed-1").await.status(), 408);
+    let broken = proto::Error::new(proto::Reason::Internal, "as told");
+    cluster.script.trouble("r0", 0, Trouble::Fail(broken));
+    assert_eq!(cluster.get("/health/timed").await.status(), 503);
     for path in ["/health/timed-0", "/health/timed-601"] {
         assert_eq!(cluster.get(path).await.status(), 422);
     }

@@ -207,6 +207,7 @@ fn what_is_of_another_type_is_a_fault() {
         ("truncate_prompt_tokens", json!(0)),
         ("prompt_logprobs", json!(21)),
         ("stream_options", json!(1)),
+        ("debug_config", json!(1)),
         ("logit_bias", json!([])),
         ("response_format", json!("json")),
     ] {
