@@ -82,6 +82,15 @@ fn what_cannot_be_is_refused_with_one_line() {
             "--speculative-mode: speculative decoding comes later",
         ),
         (
+            &["serve", "sim:", "--speculative-mode", "small_draft"],
+            "--speculative-mode: speculative decoding comes later",
+        ),
+        (
+            &["serve", "sim:", "--speculative-mode", "medusa"],
+            "--speculative-mode: speculative decoding comes later",
+        ),
+        (&["serve", "sim:", "--port", "65536"], "invalid value '65536' for '--port <PORT>'"),
+        (
             &["serve", "sim:", "--speculative-mode", "fast"],
             "--speculative-mode: expected one of disable, small_draft, eagle, medusa",
         ),
