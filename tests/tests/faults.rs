@@ -128,21 +128,41 @@ async fn stop_one(cluster: &Cluster, ask: &Ask, stop: (Name, &'static str)) -> J
     }
 }
 
+/// What is zero of a worker that has nothing to do.
+const QUIET: [(&str, &str); 5] = [
+    ("baton_engine_kv_blocks", "state=\"held\""),
+    ("baton_engine_kv_blocks", "state=\"used\""),
+    ("baton_worker_leases", ""),
+    ("baton_engine_sequences", "state=\"running\""),
+    ("baton_engine_sequences", "state=\"waiting\""),
+];
+
+/// Waits until each worker reports all of it: one that has just been started loads its model first.
+async fn all_report(cluster: &Cluster) {
+    let until = Instant::now() + PATIENCE;
+    for name in cluster.workers() {
+        for (series, label) in QUIET {
+            while !cluster.metrics(name).await.has(series, &[label]) {
+                assert!(
+                    Instant::now() < until,
+                    "{name:?} reports {series}{{{label}}}; logs:\n{}",
+                    cluster.logs()
+                );
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        }
+    }
+}
+
 /// Waits until no worker holds a block, has a lease, or runs a sequence.
 async fn all_quiet(cluster: &Cluster, what: &str) -> Duration {
+    all_report(cluster).await;
     let start = Instant::now();
     loop {
         let mut busy = Vec::new();
         for name in cluster.workers() {
             let metrics = cluster.metrics(name).await;
-            for (series, label) in [
-                ("baton_engine_kv_blocks", "state=\"held\""),
-                ("baton_engine_kv_blocks", "state=\"used\""),
-                ("baton_worker_leases", ""),
-                ("baton_engine_sequences", "state=\"running\""),
-                ("baton_engine_sequences", "state=\"waiting\""),
-            ] {
-                assert!(metrics.has(series, &[label]), "{name:?} reports {series}{{{label}}}");
+            for (series, label) in QUIET {
                 if metrics.sum(series, &[label]) != 0.0 {
                     busy.push(format!("{name:?} {series}{{{label}}}"));
                 }

@@ -96,9 +96,11 @@ async fn a_request_s_log_bears_its_name_and_no_key() {
     })
     .await;
     cluster.script.says("ok");
-    for key in ["sk-secret", "sk-guess"] {
+    for key in ["sk-secret", "sk-guess", "sk-secret"] {
         let request = cluster.client().post(cluster.url("/generate")).bearer_auth(key);
         request.header(NAME, "order-7").json(&json!({"prompt": "x"})).send().await.unwrap();
+        // Another test may have come by first, on a thread without a log, and what it met is held to be logged nowhere.
+        tracing::callsite::rebuild_interest_cache();
     }
     let log = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
     // The probes of the server itself are admitted too, and are nobody's request.
