@@ -449,7 +449,7 @@ mod tests {
         assert_eq!((request.priority, request.timeout), (Priority(1), Some(Duration::from_hours(1))));
         let request = with(json!({})).unwrap();
         assert_eq!(request.priority, Priority(5));
-        assert_eq!(request.deadline(Config::default().timeout), Duration::from_secs(600));
+        assert_eq!(request.deadline(Config::default().timeout), Duration::from_mins(10));
     }
 
     #[test]
