@@ -14,7 +14,7 @@ use crate::models::Model;
 use crate::service::draw_seed;
 
 /// Most stop strings.
-const STOP_STRINGS_MAX: usize = 1024;
+pub(crate) const STOP_STRINGS_MAX: usize = 1024;
 /// Most characters of all stop strings together.
 const STOP_CHARS_MAX: usize = 32 << 10;
 /// Most stop token ids.

@@ -26,6 +26,8 @@ pub(crate) struct Started {
     pub prompt: Arc<[TokenId]>,
     /// The prompt's text, if the request asks for it.
     pub prompt_text: Option<String>,
+    /// What decides the random numbers, be it the client's or drawn.
+    pub seed: u64,
 }
 
 /// A running answer. Dropping it cancels the request everywhere.

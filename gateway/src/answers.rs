@@ -60,6 +60,7 @@ impl Prepared {
             prompt_tokens: self.generation.prompt_len(),
             prompt: self.generation.tokens[..self.generation.prompt_len()].into(),
             prompt_text: self.prompt_text.clone(),
+            seed: self.generation.sampling.seed,
         }
     }
 }

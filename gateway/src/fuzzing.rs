@@ -10,8 +10,10 @@ use crate::admit::admit;
 use crate::answer::Started;
 use crate::answers::Prepared;
 use crate::config::Dialect;
+use crate::dialect::fields::{Fields, Integers};
 use crate::dialect::mindie::MindIe;
 use crate::dialect::openai::{self, OpenAi};
+use crate::dialect::tgi::{self, Route};
 use crate::dialect::triton::{self, Envelope};
 use crate::dialect::{Call, Events, Family, Writer, kserve, vllm};
 use crate::domain::{Piece, Request, Whole};
@@ -28,8 +30,13 @@ pub enum Front {
         /// `is-recompute: true`.
         recompute: bool,
     },
-    /// `/generate`.
+    /// `/generate` with a prompt.
     Vllm,
+    /// `/generate` with inputs, and `/generate_stream`.
+    Tgi {
+        /// `/generate_stream`.
+        stream: bool,
+    },
     /// `/v1/chat/completions`.
     Chat {
         /// `--dialect mlc`.
@@ -92,7 +99,15 @@ pub fn take(front: Front, body: &[u8], script: &Script) -> Result<Taken, Refused
                 script,
             )
         }
-        Front::Vllm => answered::<MindIe, _>(|| vllm::parse(config, body), script),
+        Front::Vllm => {
+            let fields = || Fields::parse(body, Integers::Strict);
+            answered::<MindIe, _>(|| vllm::parse(config, fields()?), script)
+        }
+        Front::Tgi { stream } => {
+            let route = if stream { Route::GenerateStream } else { Route::Generate };
+            let fields = || Fields::parse(body, Integers::Strict);
+            answered::<MindIe, _>(|| tgi::parse(config, route, fields()?), script)
+        }
         Front::Chat { mlc } => {
             let dialect = if mlc { Dialect::Mlc } else { Dialect::OpenAi };
             let config = &Config { dialect, ..Config::default() };
@@ -203,6 +218,7 @@ fn started(model: &Arc<Model>) -> Started {
         prompt_tokens: 1,
         prompt: vec![0].into(),
         prompt_text: Some("x".to_owned()),
+        seed: 1,
     }
 }
 

@@ -20,16 +20,16 @@ use crate::answers::Answers;
 use crate::dialect::mindie::MindIe;
 use crate::dialect::openai::{self, OpenAi};
 use crate::dialect::triton::{self, Envelope};
-use crate::dialect::{Call, Events, Family, Writer, vllm};
+use crate::dialect::{Call, Events, Family, Writer, generate};
 use crate::docs::{
-    self, ChatAnswer, ChatRequest, CompletionAnswer, CompletionRequest, MindIeRefusals, ModelAnswer,
-    ModelsAnswer, OpenAiRefusals, StreamEvent, TextsAnswer, TritonAnswer, TritonRequest, VllmRequest,
+    self, ChatAnswer, ChatRequest, CompletionAnswer, CompletionRequest, GenerateRequest, GeneratedAnswer,
+    MindIeRefusals, ModelAnswer, ModelsAnswer, OpenAiRefusals, StreamEvent, TritonAnswer, TritonRequest,
 };
 use crate::fault::Fault;
 use crate::front::body::parsed;
 pub(crate) use crate::front::body::read as read_body;
-use crate::manage;
 use crate::service::{Service, Ticket};
+use crate::{manage, tgi, tokens};
 
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 
@@ -64,10 +64,19 @@ pub(crate) fn routes(service: Arc<Service>) -> Router {
     let mindie = Router::new()
         .route("/health", get(ready))
         .route("/health/{timed}", get(manage::trial))
-        .route("/generate", post(vllm_generate))
+        .route("/ping", get(ready).post(ready))
+        .route("/version", get(tokens::version))
+        .route("/info", get(tgi::info))
+        .route("/", post(tgi::root))
+        .route("/generate", post(plain_generate))
+        .route("/generate_stream", post(tgi::generate_stream))
+        .route("/v1/tokenizer", post(tokens::tokenizer))
         .merge(v2)
         .layer(CatchPanicLayer::custom(panicked::<MindIe>));
-    let mut openai = openai_routes("/v1");
+    let mut openai = Router::new()
+        .route("/tokenize", post(tokens::tokenize))
+        .route("/detokenize", post(tokens::detokenize))
+        .merge(openai_routes("/v1"));
     if service.config.prefixless_aliases {
         openai = openai.merge(openai_routes(""));
     }
@@ -93,9 +102,10 @@ fn openai_routes(prefix: &str) -> Router<Arc<Service>> {
 
 /// Whether a path is of `OpenAI`'s family, with its prefix or without.
 fn is_openai(path: &str) -> bool {
-    let rest = path.strip_prefix("/v1").unwrap_or(path);
-    let known = ["/chat/completions", "/completions", "/models"];
-    known.contains(&rest) || rest.starts_with("/models/") || path == "/v1" || path.starts_with("/v1/")
+    let known = ["/chat/completions", "/completions", "/models", "/tokenize", "/detokenize", "/v1"];
+    let below = ["/models/", "/v1/"].iter().any(|folder| path.starts_with(folder));
+    // MindIE's own path is among them.
+    (known.contains(&path) || below) && path != "/v1/tokenizer"
 }
 
 /// Triton refuses faulty requests with 400, where MindIE says 422.
@@ -112,7 +122,7 @@ pub(crate) async fn live() -> StatusCode {
     StatusCode::OK
 }
 
-/// Whether the server can answer.
+/// Whether the server can answer. `/health` and `/ping` say the same.
 #[utoipa::path(get, path = "/v2/health/ready", tag = "health", responses(
     (status = 200, description = "it can"), (status = 503, description = "it cannot")
 ))]
@@ -179,12 +189,14 @@ async fn triton_call(
     .await
 }
 
-/// Continues a text; in a stream each object is followed by NUL.
-#[utoipa::path(post, path = "/generate", tag = "vLLM", request_body = VllmRequest,
-    responses((status = 200, description = "the texts", content(
-        (TextsAnswer = "application/json"), (String = "text/event-stream"))), MindIeRefusals))]
-pub(crate) async fn vllm_generate(State(service): Shared, request: Request) -> Response {
-    serve::<MindIe, _>(&service, "vllm", request, |service, body| vllm::parse(&service.config, body)).await
+/// Continues a text. A body with `prompt` is vLLM's, in whose stream each object is followed by NUL; one with `inputs`
+/// is TGI's, and its stream one of server-sent events.
+#[utoipa::path(post, path = "/generate", tag = "vLLM", request_body = GenerateRequest,
+    responses((status = 200, description = "the texts, vLLM's or TGI's", content(
+        (GeneratedAnswer = "application/json"), (String = "text/event-stream"))), MindIeRefusals))]
+pub(crate) async fn plain_generate(State(service): Shared, request: Request) -> Response {
+    serve::<MindIe, _>(&service, "vllm", request, |service, body| generate::parse(&service.config, body))
+        .await
 }
 
 /// Answers a chat.
@@ -231,7 +243,7 @@ pub(crate) async fn get_model(State(service): Shared, path: PathResult, request:
 
 /// One request from arrival to the start of its answer: a place, the body, the dialect's reading of it, the first
 /// token. A fault up to there has a status of its own.
-async fn serve<F: Family, W: Writer>(
+pub(crate) async fn serve<F: Family, W: Writer>(
     service: &Arc<Service>,
     dialect: &'static str,
     request: Request,

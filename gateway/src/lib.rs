@@ -34,6 +34,8 @@ mod route;
 mod service;
 mod statistics;
 pub mod text;
+mod tgi;
+mod tokens;
 pub mod tools;
 
 #[cfg(test)]

@@ -95,7 +95,7 @@ pub(crate) fn prompt_text(value: Value, field: &str) -> Result<String, Fault> {
 }
 
 /// Checks the length of a prompt's text, in units of UTF-16 as MindIE counts characters.
-fn check_prompt(text: &str, field: &str) -> Result<(), Fault> {
+pub(crate) fn check_prompt(text: &str, field: &str) -> Result<(), Fault> {
     if text.is_empty() {
         return Err(Fault::field(field, "must not be empty"));
     }

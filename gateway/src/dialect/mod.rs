@@ -2,11 +2,14 @@
 //! framing out. What two of them share stands here and knows neither.
 
 pub(crate) mod fields;
+pub(crate) mod generate;
 pub(crate) mod kserve;
 pub(crate) mod mindie;
+pub(crate) mod mindie_tokens;
 pub(crate) mod openai;
 pub(crate) mod parts;
 pub(crate) mod sampling;
+pub(crate) mod tgi;
 pub(crate) mod triton;
 pub(crate) mod vllm;
 
@@ -90,6 +93,14 @@ fn may_separate_lines(json: &[u8]) -> bool {
     json.contains(&0xc2) || json.contains(&0xe2)
 }
 
+/// Lowest log-probability that is written: less is no number in JSON, or of no use to anybody.
+const LOGPROB_MIN: f32 = -9999.0;
+
+/// A log-probability that JSON can write.
+pub(crate) fn finite(logprob: f32) -> f32 {
+    if logprob.is_nan() { LOGPROB_MIN } else { logprob.max(LOGPROB_MIN) }
+}
+
 /// Milliseconds, to the microsecond.
 pub(crate) fn milliseconds(duration: std::time::Duration) -> f64 {
     duration.as_micros() as f64 / 1000.0
@@ -111,7 +122,7 @@ pub(crate) mod tests {
     pub(crate) fn started(name: &str, prompt_tokens: usize, prompt_text: Option<&str>) -> Started {
         let model = model(name, &crate::bundle::byte_bundle());
         let prompt = vec![7; prompt_tokens].into();
-        Started { model, prompt_tokens, prompt, prompt_text: prompt_text.map(ToOwned::to_owned) }
+        Started { model, prompt_tokens, prompt, prompt_text: prompt_text.map(ToOwned::to_owned), seed: 42 }
     }
 
     /// A model with this text.

@@ -4,6 +4,8 @@ mod kserve;
 mod openai_requests;
 mod requests;
 mod responses;
+mod tgi;
+mod tokens;
 
 use std::sync::{Arc, LazyLock};
 
@@ -19,11 +21,16 @@ pub(crate) use kserve::{
     StatisticsAnswer,
 };
 pub(crate) use openai_requests::{ChatRequest, CompletionRequest};
-pub(crate) use requests::{TritonRequest, VllmRequest};
+pub(crate) use requests::TritonRequest;
 pub(crate) use responses::MindIeError as Refusal;
 pub(crate) use responses::{
     ChatAnswer, CompletionAnswer, MindIeRefusals, ModelAnswer, ModelsAnswer, OpenAiRefusals, SlotsAnswer,
-    StopRequest, StoppedAnswer, StreamEvent, TextsAnswer, TritonAnswer,
+    StopRequest, StoppedAnswer, StreamEvent, TritonAnswer,
+};
+pub(crate) use tgi::{DescriptionAnswer, GenerateRequest, GeneratedAnswer, TgiAnswer, TgiRequest};
+pub(crate) use tokens::{
+    CountRequest, CountedAnswer, DetokenizeRequest, DetokenizedAnswer, TokenizeRequest, TokenizedAnswer,
+    VersionAnswer,
 };
 
 use crate::service::Service;
@@ -35,14 +42,21 @@ use crate::service::Service;
         title = "Baton",
         description = "Generates text with prefill and decode on different workers. The same models are served by \
                        several APIs: KServe's inference by tensors, Triton's generate as MindIE has it, vLLM's \
-                       /generate, and OpenAI's."
+                       and TGI's /generate, and OpenAI's."
     ),
     paths(
         crate::http::live,
         crate::http::ready,
         crate::http::triton_generate,
         crate::http::triton_generate_stream,
-        crate::http::vllm_generate,
+        crate::http::plain_generate,
+        crate::tgi::root,
+        crate::tgi::generate_stream,
+        crate::tgi::info,
+        crate::tokens::tokenize,
+        crate::tokens::detokenize,
+        crate::tokens::tokenizer,
+        crate::tokens::version,
         crate::http::chat_completions,
         crate::http::completions,
         crate::http::list_models,

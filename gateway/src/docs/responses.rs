@@ -2,10 +2,11 @@
 
 #![expect(dead_code, reason = "what the derived description reads is no code")]
 
+use serde::Serialize;
 use serde_json::Value;
 use utoipa::{IntoResponses, ToSchema};
 
-/// What the routes of Triton and vLLM answer when they refuse.
+/// What the routes of Triton, vLLM and TGI answer when they refuse.
 #[derive(ToSchema)]
 pub(crate) struct MindIeError {
     /// What was expected, and what came.
@@ -36,7 +37,7 @@ pub(crate) struct OpenAiErrorObject {
     pub(crate) code: Option<String>,
 }
 
-/// The refusals of the routes of Triton and vLLM.
+/// The refusals of the routes of Triton, vLLM and TGI.
 #[derive(IntoResponses)]
 pub(crate) enum MindIeRefusals {
     /// A faulty request, where the server is as strict as Triton.
@@ -129,8 +130,8 @@ pub(crate) struct StreamEvent {
     pub(crate) data: String,
 }
 
-/// The answer of `/generate`.
-#[derive(ToSchema)]
+/// vLLM's answer of `/generate`.
+#[derive(Serialize, ToSchema)]
 pub(crate) struct TextsAnswer {
     /// Prompt and text of each sequence.
     pub(crate) text: Vec<String>,

@@ -2,12 +2,13 @@
 
 use std::collections::BTreeSet;
 
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::*;
 use crate::Config;
-use crate::dialect::fields;
-use crate::dialect::{kserve as kserve_dialect, openai, triton, vllm};
+use crate::dialect::fields::{self, Fields, Integers};
+use crate::dialect::tests::started;
+use crate::dialect::{kserve as kserve_dialect, mindie_tokens, openai, tgi, triton, vllm};
 
 fn document() -> Value {
     serde_json::from_slice(&DOCUMENT).unwrap()
@@ -29,8 +30,12 @@ fn described(document: &Value, schema: &Value) -> BTreeSet<String> {
     own.chain(parts.flat_map(|part| described(document, part))).collect()
 }
 
-fn of_body(document: &Value, path: &str) -> BTreeSet<String> {
-    let body = &document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"];
+/// The fields of a body; of one of several forms those of the form of that name.
+fn of_body(document: &Value, path: &str, form: Option<&str>) -> BTreeSet<String> {
+    let body = match form {
+        Some(form) => &document["components"]["schemas"][form],
+        None => &document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"],
+    };
     let names = described(document, body);
     assert!(!names.is_empty(), "{path}");
     names
@@ -40,11 +45,11 @@ fn of_body(document: &Value, path: &str) -> BTreeSet<String> {
 fn every_field_that_is_read_is_described_and_the_other_way_round() {
     let document = document();
     let config = Config::default();
-    let check = |path: &str, body: Value, parse: &dyn Fn(&[u8])| {
+    let check = |path: &str, form: Option<&str>, parse: &dyn Fn()| {
         fields::asked::start();
-        parse(body.to_string().as_bytes());
+        parse();
         let read = fields::asked::names();
-        let described = of_body(&document, path);
+        let described = of_body(&document, path, form);
         assert_eq!(described.difference(&read).collect::<Vec<_>>(), Vec::<&String>::new(), "{path}");
         let missing: Vec<&String> = read
             .difference(&described)
@@ -52,17 +57,43 @@ fn every_field_that_is_read_is_described_and_the_other_way_round() {
             .collect();
         assert_eq!(missing, Vec::<&String>::new(), "{path}");
     };
-    check("/generate", json!({"prompt": "x"}), &|body| drop(vllm::parse(&config, body).unwrap()));
-    check("/v1/completions", json!({"prompt": "x"}), &|body| drop(openai::parse_completion(body).unwrap()));
+    let fields = |body: &str| Fields::parse(body.as_bytes(), Integers::Strict).unwrap();
+    check("/generate", Some("VllmRequest"), &|| {
+        drop(vllm::parse(&config, fields(r#"{"prompt":"x"}"#)).unwrap());
+    });
+    check("/v1/completions", None, &|| {
+        drop(openai::parse_completion(br#"{"prompt":"x"}"#).unwrap());
+    });
+    let model = started("m", 1, None).model;
+    let setting = openai::Setting { config: &config, model: &|_| Ok(model.clone()) };
+    check("/tokenize", None, &|| {
+        for body in [r#"{"prompt":"x"}"#, r#"{"messages":[{"role":"user","content":"x"}]}"#] {
+            openai::tokenized(body.as_bytes(), &setting).unwrap();
+        }
+    });
+    check("/detokenize", None, &|| drop(openai::detokenized(br#"{"tokens":[1]}"#, &setting).unwrap()));
+    check("/v1/tokenizer", None, &|| drop(mindie_tokens::parse(br#"{"inputs":"x"}"#).unwrap()));
 
-    fields::asked::start();
-    let envelope = triton::Envelope { model: "m", stream: false, recompute: false };
-    drop(triton::parse(&config, envelope, br#"{"text_input":"x"}"#).unwrap());
-    let read = fields::asked::names();
-    let body = of_body(&document, "/v2/models/{model}/generate");
-    let inner = described(&document, &document["components"]["schemas"]["TritonParameters"]);
-    let both: BTreeSet<String> = body.union(&inner).cloned().collect();
-    assert_eq!(both, read);
+    // Parameters are fields within an object of the body.
+    let within = |path: &str, parameters: &str, parse: &dyn Fn()| {
+        fields::asked::start();
+        parse();
+        let read = fields::asked::names();
+        let inner = described(&document, &document["components"]["schemas"][parameters]);
+        let both: BTreeSet<String> = of_body(&document, path, None).union(&inner).cloned().collect();
+        assert_eq!(both, read, "{path}");
+    };
+    within("/v2/models/{model}/generate", "TritonParameters", &|| {
+        let envelope = triton::Envelope { model: "m", stream: false, recompute: false };
+        drop(triton::parse(&config, envelope, br#"{"text_input":"x"}"#).unwrap());
+    });
+    for path in ["/", "/generate_stream"] {
+        within(path, "TgiParameters", &|| {
+            drop(tgi::parse(&config, tgi::Route::Root, fields(r#"{"inputs":"x"}"#)).unwrap());
+        });
+    }
+    let tgi = of_body(&document, "/generate", Some("TgiRequest"));
+    assert_eq!(tgi, of_body(&document, "/", None));
 }
 
 #[test]

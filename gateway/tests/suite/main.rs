@@ -14,4 +14,6 @@ mod limits;
 mod manage;
 mod resume;
 mod support;
+mod tgi;
 mod tls;
+mod tokens;

@@ -15,6 +15,7 @@ const REFUSAL_BYTES_MAX: usize = 8192;
 /// Names of the fields of each API, one a line; a name with dots is a field within objects.
 const TRITON: &str = include_str!("../fields/triton.txt");
 const VLLM: &str = include_str!("../fields/vllm.txt");
+const TGI: &str = include_str!("../fields/tgi.txt");
 const CHAT: &str = include_str!("../fields/chat.txt");
 const COMPLETIONS: &str = include_str!("../fields/completions.txt");
 
@@ -28,6 +29,12 @@ pub fn json_triton(data: &[u8]) {
 /// `/generate`.
 pub fn json_vllm(data: &[u8]) {
     check(Front::Vllm, &json::body(data, &json!({"prompt": "x"}), VLLM), VLLM);
+}
+
+/// TGI's `/generate` and `/generate_stream`.
+pub fn json_tgi(data: &[u8]) {
+    let front = Front::Tgi { stream: data.len() & 1 != 0 };
+    check(front, &json::body(data, &json!({"inputs": "x"}), TGI), TGI);
 }
 
 /// `/v1/chat/completions`.
@@ -87,7 +94,7 @@ fn told(outcome: &Result<Taken, Refused>) -> String {
 fn refused(front: Front, refusal: &Refused) {
     match front {
         Front::Chat { .. } | Front::Completions => refused_in(refusal, "/error/message", &[400, 404]),
-        Front::Triton { .. } | Front::Vllm => refused_by_mindie(refusal),
+        Front::Triton { .. } | Front::Vllm | Front::Tgi { .. } => refused_by_mindie(refusal),
     }
 }
 

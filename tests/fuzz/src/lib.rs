@@ -16,7 +16,7 @@ mod tools;
 mod transcript;
 mod wire;
 
-pub use front::{json_chat, json_completions, json_triton, json_vllm};
+pub use front::{json_chat, json_completions, json_tgi, json_triton, json_vllm};
 pub use gguf::{bundle, gguf};
 pub use infer::{infer, infer_message};
 pub use streams::streams;
@@ -28,7 +28,7 @@ pub use wire::{grpc_request, wire};
 pub type Property = fn(&[u8]);
 
 /// Every target by name.
-pub const TARGETS: [(&str, Property); 13] = [
+pub const TARGETS: [(&str, Property); 14] = [
     ("bundle", bundle),
     ("gguf", gguf),
     ("grpc_request", grpc_request),
@@ -36,6 +36,7 @@ pub const TARGETS: [(&str, Property); 13] = [
     ("infer_message", infer_message),
     ("json_chat", json_chat),
     ("json_completions", json_completions),
+    ("json_tgi", json_tgi),
     ("json_triton", json_triton),
     ("json_vllm", json_vllm),
     ("streams", streams),

@@ -71,6 +71,7 @@ pub(crate) fn choices(front: Front, whole: &Value) -> Vec<Choice> {
     let list = |name: &str| whole[name].as_array().into_iter().flatten();
     let told: Vec<Choice> = match front {
         Front::Triton { .. } => vec![triton([whole])],
+        Front::Tgi { .. } => tgi_sequences(whole),
         Front::Vllm => list("text").map(|text| Choice { text: text_of(text), ..Choice::default() }).collect(),
         Front::Chat { .. } => list("choices")
             .map(|object| {
@@ -95,6 +96,9 @@ pub(crate) fn streamed(front: Front, objects: &[Value], count: usize) -> Vec<Cho
     if matches!(front, Front::Triton { .. }) {
         return vec![triton(objects)];
     }
+    if matches!(front, Front::Tgi { .. }) {
+        return vec![tgi_stream(objects)];
+    }
     let mut told: Vec<Choice> = Vec::new();
     told.resize_with(count, Choice::default);
     for object in objects {
@@ -116,6 +120,38 @@ fn triton<'a>(objects: impl IntoIterator<Item = &'a Value>) -> Choice {
     let mut choice = Choice::default();
     for object in objects {
         choice.text.push_str(&text_of(&object["text_output"]));
+        choice.take_end(&object["details"]["finish_reason"]);
+    }
+    choice
+}
+
+/// The sequences of TGI's answer in one piece: the likeliest, and those among its details.
+fn tgi_sequences(whole: &Value) -> Vec<Choice> {
+    let sequence = |text: &Value, details: &Value| {
+        let mut choice = Choice { text: text_of(text), ..Choice::default() };
+        choice.take_end(&details["finish_reason"]);
+        choice
+    };
+    let details = &whole["details"];
+    let others = details["best_of_sequences"].as_array().into_iter().flatten();
+    std::iter::once(sequence(&whole["generated_text"], details))
+        .chain(others.map(|other| sequence(&other["generated_text"], other)))
+        .collect()
+}
+
+/// What TGI's events say: a text token by token, which the last event has as a whole.
+fn tgi_stream(objects: &[Value]) -> Choice {
+    let mut choice = Choice::default();
+    for (place, object) in objects.iter().enumerate() {
+        assert_eq!(object["index"], place + 1, "events are counted");
+        if object["token"]["special"] == false {
+            choice.text.push_str(&text_of(&object["token"]["text"]));
+        }
+        if let Some(whole) = object["generated_text"].as_str() {
+            assert_eq!(place + 1, objects.len(), "the whole text comes last");
+            assert!(whole.ends_with(&choice.text), "{whole:?} {choice:?}");
+            whole.clone_into(&mut choice.text);
+        }
         choice.take_end(&object["details"]["finish_reason"]);
     }
     choice

@@ -14,11 +14,12 @@ const ANSWERS_MAX: usize = 3;
 
 const TRITON: Front = Front::Triton { stream: true, recompute: false };
 const RESUMED: Front = Front::Triton { stream: true, recompute: true };
+const TGI: Front = Front::Tgi { stream: true };
 const CHAT: Front = Front::Chat { mlc: false };
 const MLC: Front = Front::Chat { mlc: true };
 
 /// Bodies that shape a stream in every way there is.
-const CALLS: [(Front, &str); 13] = [
+const CALLS: [(Front, &str); 16] = [
     (TRITON, r#"{"text_input":"x"}"#),
     (TRITON, r#"{"id":"a","text_input":"x","parameters":{"details":true}}"#),
     (
@@ -27,6 +28,9 @@ const CALLS: [(Front, &str); 13] = [
     ),
     (Front::Vllm, r#"{"prompt":"x","stream":true}"#),
     (Front::Vllm, r#"{"prompt":"x","stream":true,"n":3,"temperature":1.0}"#),
+    (TGI, r#"{"inputs":"x"}"#),
+    (TGI, r#"{"inputs":"x","parameters":{"details":true,"top_n_tokens":2}}"#),
+    (TGI, r#"{"inputs":"x","parameters":{"details":true,"return_full_text":true,"seed":7}}"#),
     (CHAT, r#"{"messages":[{"role":"user","content":"x"}],"stream":true}"#),
     (
         CHAT,
@@ -72,7 +76,10 @@ pub(crate) fn agree(front: Front, taken: &Taken, script: &Script) {
     let told = if front == Front::Vllm { nul_framed(&taken.events) } else { server_sent(&taken.events) };
     let whole: Value = serde_json::from_slice(&taken.whole).expect("an answer is JSON");
     let wholes = choices(front, &whole);
-    assert_eq!(wholes.len(), taken.requests.iter().map(|request| request.n).sum::<usize>(), "{whole}");
+    let expected: usize = taken.requests.iter().map(|request| request.n).sum();
+    // TGI tells of further sequences among the details alone.
+    let hidden = matches!(front, Front::Tgi { .. }) && whole["details"].is_null();
+    assert_eq!(wholes.len(), if hidden { 1 } else { expected }, "{whole}");
     let is_plain = taken.requests.iter().all(|request| match &request.prompt {
         Prompt::Chat(chat) => chat.tools.is_none() && chat.template.is_none(),
         _ => true,
@@ -84,6 +91,10 @@ pub(crate) fn agree(front: Front, taken: &Taken, script: &Script) {
     }
 
     let count: usize = taken.requests.iter().map(|request| request.best_of).sum();
+    if matches!(front, Front::Tgi { .. }) && count > 1 {
+        // It streams one sequence and refuses more.
+        return;
+    }
     if let Some(fails_at) = script.fails_at {
         return fails(front, &told, count, (script, fails_at));
     }
@@ -140,6 +151,14 @@ fn ends(front: Front, told: &Told, whole: &Value, script: &Script) {
             }
         }
         Front::Vllm => {}
+        Front::Tgi { .. } => {
+            assert_eq!(told.objects.len(), script.says(0).len(), "an event for each token");
+            if !last["details"].is_null() {
+                for field in ["generated_tokens", "seed"] {
+                    assert_eq!(last["details"][field], whole["details"][field], "{field}");
+                }
+            }
+        }
         Front::Chat { .. } | Front::Completions => {
             if let Some(usage) = last.get("usage").filter(|usage| !usage.is_null()) {
                 assert_eq!(usage, &whole["usage"]);

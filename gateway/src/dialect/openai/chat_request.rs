@@ -138,7 +138,7 @@ fn debugged(fields: &mut Fields, request: &mut Request, mlc: bool) -> Result<(),
 }
 
 /// The chat, with vLLM's fields on how to render it.
-fn chat(fields: &mut Fields, messages: Vec<Value>, config: &Config) -> Result<Chat, Fault> {
+pub(super) fn chat(fields: &mut Fields, messages: Vec<Value>, config: &Config) -> Result<Chat, Fault> {
     let template = fields.string("chat_template")?;
     if let Some(template) = &template {
         if !config.request_chat_template {

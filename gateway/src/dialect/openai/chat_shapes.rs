@@ -4,7 +4,7 @@
 use serde::Serialize;
 use serde_json::Value;
 
-use super::logprobs::Entry;
+use super::logprobs::{Entry, PromptLogprobs};
 
 /// An answer in one piece.
 #[derive(Serialize)]
@@ -17,7 +17,7 @@ pub(super) struct Response<'a> {
     pub(super) usage: Usage,
     pub(super) system_fingerprint: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) prompt_logprobs: Option<Value>,
+    pub(super) prompt_logprobs: Option<Option<PromptLogprobs>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) prompt_token_ids: Option<&'a [u32]>,
 }

@@ -1,6 +1,5 @@
 //! The response of `/v1/completions`, and its stream of chunks.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -11,10 +10,10 @@ use serde_json::Value;
 use uuid::Uuid;
 
 use super::error::error_json;
-use super::logprobs::{Spelling, finite, prompt, shown};
+use super::logprobs::{Ordered, PromptLogprobs, Spelling, prompt, shown};
 use super::parameters::StreamUsage;
 use crate::answer::Started;
-use crate::dialect::{self, Events, Writer, json};
+use crate::dialect::{self, Events, Writer, finite, json};
 use crate::domain::{Finish, Piece, Whole};
 use crate::fault::Fault;
 use crate::models::Model;
@@ -107,7 +106,7 @@ struct Choice {
     /// The stop string or stop token that ended the text.
     stop_reason: Option<Value>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    prompt_logprobs: Option<Value>,
+    prompt_logprobs: Option<Option<PromptLogprobs>>,
 }
 
 /// Lists with an entry for each token.
@@ -117,7 +116,8 @@ struct Logprobs {
     text_offset: Vec<usize>,
     token_logprobs: Vec<Option<f32>>,
     tokens: Vec<String>,
-    top_logprobs: Vec<Option<BTreeMap<String, f32>>>,
+    /// Each token's own first, then the likeliest, falling.
+    top_logprobs: Vec<Option<Ordered<f32>>>,
 }
 
 #[derive(Serialize)]
@@ -385,7 +385,7 @@ impl CompletionWriter {
 
 #[cfg(test)]
 mod tests {
-    use proto::PromptLogprobs;
+    use proto::PromptLogprobs as Scored;
     use serde_json::json;
 
     use super::*;
@@ -438,7 +438,7 @@ mod tests {
     }
 
     fn report(prompt: &str) -> PromptReport {
-        let logprobs = prompt.bytes().skip(1).map(|byte| PromptLogprobs {
+        let logprobs = prompt.bytes().skip(1).map(|byte| Scored {
             token: TokenLogprob { id: u32::from(byte), logprob: -3.0 },
             top: vec![TokenLogprob { id: 0x7a, logprob: -0.5 }],
         });
@@ -509,6 +509,19 @@ mod tests {
         let finishes: Vec<&Value> =
             chunks.iter().map(|chunk| &chunk["choices"][0]["finish_reason"]).collect();
         assert_eq!(finishes, [&json!(null), &json!(null), &json!("length")]);
+    }
+
+    #[test]
+    fn likelihoods_stand_in_their_order_and_in_their_own_digits() {
+        let mut pieces = spelt("m", &report("a"), Finish::Length);
+        let top = [(0x7a, -0.1), (0x61, -0.3), (0x6d, -1.2)];
+        pieces[0].token.logprob = -1.2;
+        pieces[0].token.top = top.map(|(id, logprob)| TokenLogprob { id, logprob }).to_vec();
+        let shape = CompletionShape { logprobs: Some(3), ..shape(1) };
+        let body = writer(shape).whole(&[prompted("a")], &[whole(&pieces)]);
+        let body = String::from_utf8(body.to_vec()).unwrap();
+        let told = "\"top_logprobs\":[{\"m\":-1.2,\"z\":-0.1,\"a\":-0.3}]";
+        assert!(body.contains(told), "{body}");
     }
 
     #[test]

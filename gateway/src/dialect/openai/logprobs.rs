@@ -2,11 +2,9 @@
 
 use checkpoint::Text;
 use proto::{PromptReport, Token, TokenId, TokenLogprob};
-use serde::Serialize;
-use serde_json::{Map, Value, json};
+use serde::{Serialize, Serializer};
 
-/// Lowest log-probability that is written: less is no number in JSON, or of no use to anybody.
-const LOWEST: f32 = -9999.0;
+use crate::dialect::finite;
 
 /// How tokens are shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,35 +58,64 @@ fn bytes(text: &Text, id: TokenId) -> Vec<u8> {
     text.token_bytes(id).unwrap_or_default().to_vec()
 }
 
-/// A log-probability that JSON can write.
-pub(super) fn finite(logprob: f32) -> f32 {
-    if logprob.is_nan() { LOWEST } else { logprob.max(LOWEST) }
+/// An object whose members keep their order. Of members of one name the first is kept.
+#[derive(Debug)]
+pub(super) struct Ordered<T>(Vec<(String, T)>);
+
+impl<T> FromIterator<(String, T)> for Ordered<T> {
+    fn from_iter<I: IntoIterator<Item = (String, T)>>(members: I) -> Self {
+        let mut kept: Vec<(String, T)> = Vec::new();
+        for (name, value) in members {
+            if kept.iter().all(|(other, _)| *other != name) {
+                kept.push((name, value));
+            }
+        }
+        Self(kept)
+    }
 }
 
-/// vLLM's `prompt_logprobs`: null for the first token, then for each an object of token ids.
-pub(super) fn prompt(text: &Text, report: Option<&PromptReport>) -> Value {
-    let Some(report) = report else { return Value::Null };
-    let tokens = report.logprobs.iter().map(|position| {
-        let mut object = Map::new();
+impl<T: Serialize> Serialize for Ordered<T> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0.iter().map(|(name, value)| (name, value)))
+    }
+}
+
+/// What is known of a token in the place of one of the prompt's.
+#[derive(Debug, Serialize)]
+pub(super) struct PromptEntry {
+    logprob: f32,
+    /// From 1; `None` for a token that is not among the likeliest that were reported.
+    rank: Option<usize>,
+    decoded_token: String,
+}
+
+/// vLLM's `prompt_logprobs`: null for the first token, then for each an object of token ids, the prompt's own first
+/// and the likeliest after it.
+pub(super) type PromptLogprobs = Vec<Option<Ordered<PromptEntry>>>;
+
+/// Those of a report.
+pub(super) fn prompt(text: &Text, report: Option<&PromptReport>) -> Option<PromptLogprobs> {
+    let tokens = report?.logprobs.iter().map(|position| {
         let chosen_rank = position.top.iter().position(|one| one.id == position.token.id);
         let chosen = (&position.token, chosen_rank);
         let others = position.top.iter().enumerate().map(|(rank, one)| (one, Some(rank)));
-        for (one, rank) in std::iter::once(chosen).chain(others) {
-            let value = json!({
-                "logprob": finite(one.logprob),
-                "rank": rank.map(|rank| rank + 1),
-                "decoded_token": shown(text, one.id, Spelling::Text),
-            });
-            object.insert(one.id.to_string(), value);
-        }
-        Value::Object(object)
+        let entries = std::iter::once(chosen).chain(others).map(|(one, rank)| {
+            let entry = PromptEntry {
+                logprob: finite(one.logprob),
+                rank: rank.map(|rank| rank + 1),
+                decoded_token: shown(text, one.id, Spelling::Text),
+            };
+            (one.id.to_string(), entry)
+        });
+        Some(entries.collect())
     });
-    Value::Array(std::iter::once(Value::Null).chain(tokens).collect())
+    Some(std::iter::once(None).chain(tokens).collect())
 }
 
 #[cfg(test)]
 mod tests {
     use proto::PromptLogprobs;
+    use serde_json::json;
 
     use super::*;
 
@@ -120,15 +147,18 @@ mod tests {
         let one = |id, logprob| TokenLogprob { id, logprob };
         let report = PromptReport {
             cached_tokens: 0,
-            logprobs: vec![PromptLogprobs { token: one(0x62, -2.0), top: vec![one(0x61, -0.5)] }],
+            logprobs: vec![PromptLogprobs {
+                token: one(0x62, -2.1),
+                top: vec![one(0x63, -0.1), one(0x61, -0.3), one(0x62, -2.1)],
+            }],
         };
+        // Single precision is written in its own digits, and the order is the likelihood's.
         assert_eq!(
-            prompt(&text, Some(&report)),
-            json!([null, {
-                "98": {"logprob": -2.0, "rank": null, "decoded_token": "b"},
-                "97": {"logprob": -0.5, "rank": 1, "decoded_token": "a"},
-            }])
+            serde_json::to_string(&prompt(&text, Some(&report))).unwrap(),
+            "[null,{\"98\":{\"logprob\":-2.1,\"rank\":3,\"decoded_token\":\"b\"},\
+             \"99\":{\"logprob\":-0.1,\"rank\":1,\"decoded_token\":\"c\"},\
+             \"97\":{\"logprob\":-0.3,\"rank\":2,\"decoded_token\":\"a\"}}]"
         );
-        assert_eq!(prompt(&text, None), Value::Null);
+        assert!(prompt(&text, None).is_none());
     }
 }

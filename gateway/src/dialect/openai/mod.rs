@@ -16,6 +16,7 @@ mod models;
 mod parameters;
 #[cfg(test)]
 mod tests;
+mod tokenize;
 
 pub(crate) use chat_request::{Setting, parse as parse_chat};
 pub(crate) use chat_response::ChatWriter;
@@ -24,3 +25,4 @@ pub(crate) use error::OpenAi;
 pub(crate) use models::{model, models};
 #[cfg(test)]
 pub(crate) use parameters::WITHOUT_EFFECT;
+pub(crate) use tokenize::{detokenized, tokenized};

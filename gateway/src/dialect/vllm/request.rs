@@ -26,9 +26,8 @@ const SEQUENCES: RangeInclusive<u64> = 1..=128;
 /// What the field `model` says when no adapter is meant.
 const NO_ADAPTER: &str = "None";
 
-/// Reads a call.
-pub(crate) fn parse(config: &Config, body: &[u8]) -> Result<Call<VllmWriter>, Fault> {
-    let mut fields = Fields::parse(body, Integers::Strict)?;
+/// Reads a call from the fields of its body.
+pub(crate) fn parse(config: &Config, mut fields: Fields) -> Result<Call<VllmWriter>, Fault> {
     let mut request = Request::new(prompt(fields.require("prompt")?)?, NAMES);
     // As many as the server allows, where that is configured.
     let default = config.max_iter_times.unwrap_or(MAX_TOKENS);
@@ -146,8 +145,12 @@ mod tests {
 
     use super::*;
 
+    fn fields(body: &Value) -> Fields {
+        Fields::parse(body.to_string().as_bytes(), Integers::Strict).unwrap()
+    }
+
     fn read(body: &Value) -> Result<Request, String> {
-        parse(&Config::default(), body.to_string().as_bytes())
+        parse(&Config::default(), fields(body))
             .map(|call| call.requests[0].clone())
             .map_err(|fault| fault.to_string())
     }
@@ -219,7 +222,7 @@ mod tests {
     #[test]
     fn the_default_length_is_the_servers_most_where_it_has_one() {
         let config = Config { max_iter_times: Some(512), ..Config::default() };
-        let call = parse(&config, br#"{"prompt": "x"}"#).unwrap();
+        let call = parse(&config, fields(&json!({"prompt": "x"}))).unwrap();
         assert_eq!(call.requests[0].max_tokens, MaxTokens::Clamp(512));
     }
 
