@@ -33,10 +33,13 @@ pub(crate) fn run(name: Name) -> Result<()> {
             Ok(())
         }
         Name::Gateway => {
-            run_to_end(command("cargo", &["build", "--release", "--locked", "--package", "baton"]))?;
-            let example = ["run", "--release", "--locked", "--package", "gateway", "--example", "cost", "--"];
-            let mut cost = command("cargo", &example);
-            cost.arg(target().join("release/baton"));
+            // In one build, so that both are made of the same parts.
+            let mut build = command("cargo", &["build", "--release", "--locked"]);
+            build.args(["--package", "baton", "--package", "gateway", "--bin", "baton", "--example", "cost"]);
+            run_to_end(build)?;
+            let release = target().join("release");
+            let mut cost = command(&release.join("examples/cost").to_string_lossy(), &[]);
+            cost.arg(release.join("baton"));
             run_to_end(cost)
         }
         Name::Grammar => {
