@@ -199,6 +199,17 @@ impl Cluster {
         assert!(status.success(), "kill -{signal} {pid}");
     }
 
+    /// The memory that a process has now, in KiB, as the kernel counts it.
+    ///
+    /// # Panics
+    /// When it does not run.
+    pub fn resident_kib(&self, name: Name) -> u64 {
+        let pid = self.processes[&name].child.id();
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("the process runs");
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("a process has memory");
+        line.trim().trim_end_matches(" kB").parse().expect("a number of kB")
+    }
+
     /// Waits for a process to end by itself and gives its exit status.
     ///
     /// # Panics
