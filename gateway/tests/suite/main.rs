@@ -12,6 +12,7 @@ mod kserve_grpc;
 mod leaving;
 mod limits;
 mod manage;
+mod peers;
 mod resume;
 mod support;
 mod tgi;
