@@ -15,6 +15,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let out = std::path::PathBuf::from(std::env::var("OUT_DIR")?);
     std::fs::write(out.join("baton.bin"), descriptors.encode_to_vec())?;
     tonic_prost_build::configure()
+        .codec_path("crate::codec::LeanCodec")
         .bytes(".baton.v1.KvBlock.slabs")
         .bytes(".baton.v1.TokenizerChunk.bytes")
         .bytes(".inference.InferTensorContents.bytes_contents")

@@ -166,6 +166,7 @@ fn encode(request: &Request, model: &Model) -> Result<Encoded, Fault> {
     if let Some(truncate) = request.truncate {
         cut(&mut tokens, truncate);
     }
+    tokens.shrink_to_fit();
     if tokens.len() <= generated {
         return Err(Fault::field(names.prompt, "expected at least 1 token, got none"));
     }

@@ -143,7 +143,8 @@ impl Answer {
                     tokio::time::sleep(until.saturating_sub(self.service.clock.now())).await;
                     event = Some(Event::Tick);
                 }
-                Action::Route(generation) => match self.service.routers.route(generation).await {
+                // Boxed: what asking takes would be kept as long as the answer runs.
+                Action::Route(generation) => match Box::pin(self.service.routers.route(generation)).await {
                     Ok(call) => self.call = Some(call),
                     Err(failed) => event = Some(failed),
                 },

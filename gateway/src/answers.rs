@@ -68,7 +68,7 @@ impl Prepared {
 /// The running answers to one call. Dropping this cancels them everywhere.
 pub(crate) struct Answers {
     started: Vec<Started>,
-    prompts: Arc<[Prepared]>,
+    wanted: Vec<Wanted>,
     sequences: Sequences,
     /// What ends the call before its last token. Made once, so that a token costs no timer of its own.
     ends: BoxFuture<'static, Fault>,
@@ -78,6 +78,13 @@ pub(crate) struct Answers {
     choices: usize,
     unfinished: usize,
     _stoppable: Option<Stoppable>,
+}
+
+/// What of the sequences of a prompt is returned. All else of a prompt is let go once they have begun.
+struct Wanted {
+    n: usize,
+    best_of: usize,
+    ranked: bool,
 }
 
 /// The pieces of each choice, by its number.
@@ -131,6 +138,11 @@ impl Answers {
         let name = prompts.first().and_then(|prepared| prepared.request.stoppable.clone());
         let stoppable = name.map(|name| service.stoppable(name, stopped.clone()));
         let started = prompts.iter().map(Prepared::started).collect();
+        let wanted = prompts.iter().map(|prepared| {
+            let Request { n, best_of, ranked, .. } = prepared.request;
+            Wanted { n, best_of, ranked }
+        });
+        let wanted = wanted.collect();
         let prompts: Arc<[Prepared]> = prompts.into();
         let gate = Arc::new(Semaphore::new(SEQUENCES_AT_ONCE));
         let deadline = prompts.first().map_or(service.config.timeout, |first| first.deadline(&service));
@@ -150,7 +162,7 @@ impl Answers {
         }
         let mut answers = Self {
             started,
-            prompts,
+            wanted,
             sequences: Sequences::new(sequences),
             ahead: VecDeque::new(),
             choices: first,
@@ -236,8 +248,7 @@ impl Answers {
         }
         let mut wholes = wholes.into_iter().map(|whole| whole.finished(stopped));
         let mut chosen = Vec::new();
-        for prepared in &*self.prompts {
-            let Request { n, best_of, ranked, .. } = prepared.request;
+        for &Wanted { n, best_of, ranked } in &self.wanted {
             let mut of_prompt: Vec<Whole> = wholes.by_ref().take(best_of).collect();
             // What the first tells of the prompt is what computing it has told.
             let prompt = of_prompt.first().and_then(|whole| whole.prompt.clone());

@@ -12,6 +12,8 @@ use proto::{Error, Generation, Reason, Token};
 
 /// First pause before a router is tried again when an immediate try did not help; doubles with each.
 const PAUSE_MIN: Duration = Duration::from_millis(50);
+/// Tokens for which there is room from the start.
+const ROOM_TOKENS: usize = 256;
 /// Longest pause between tries.
 const PAUSE_MAX: Duration = Duration::from_millis(500);
 
@@ -71,8 +73,11 @@ struct Loss {
 
 impl Resume {
     /// For a request admitted at `now`, whose `time_left` counts from then.
-    pub fn new(generation: Generation, now: Duration, window: Duration) -> Self {
+    pub fn new(mut generation: Generation, now: Duration, window: Duration) -> Self {
         let deadline = now.saturating_add(generation.time_left);
+        // A long prompt would take twice its room at the first token.
+        let more = generation.stop.max_tokens.saturating_sub(generation.generated);
+        generation.tokens.reserve_exact(more.min(ROOM_TOKENS));
         Self { generation, deadline, window, lost: None, refused: false }
     }
 

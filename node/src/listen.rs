@@ -1,7 +1,6 @@
 //! Accepts TCP connections and serves HTTP on them until the shutdown ends them.
 
 use std::convert::Infallible;
-use std::pin::pin;
 use std::time::Duration;
 
 use http::{Request, Response};
@@ -28,6 +27,11 @@ const CLIENT_STREAM_WINDOW_BYTES: u32 = 2 << 20;
 const CLIENT_CONNECTION_WINDOW_BYTES: u32 = 8 << 20;
 /// Most bytes of a request's line and headers. More is answered with 431.
 const HEADER_BYTES_MAX: u32 = 64 << 10;
+/// What every HTTP/2 connection begins with, as far as it differs from every method of HTTP/1.
+const PREFACE: &[u8] = b"PRI";
+/// Pauses for a peer that has sent a part of that, each twice as long as the last, and how many there are.
+const PREFACE_PAUSE: Duration = Duration::from_millis(1);
+const PREFACE_PAUSES: u32 = 10;
 /// Pause after a failed accept (out of file descriptors, mostly).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -161,7 +165,7 @@ pub(crate) async fn accept<S, B>(
     let connection =
         Connection { builder: builder(&manner, &tasks), manner, service, shutdown: shutdown.clone() };
     let connections = TaskTracker::new();
-    let mut closing = pin!(protocol.closing(&shutdown));
+    let mut closing = std::pin::pin!(protocol.closing(&shutdown));
     loop {
         let accepted = tokio::select! {
             () = &mut closing => break,
@@ -181,6 +185,36 @@ pub(crate) async fn accept<S, B>(
     drop(listener);
     connections.close();
     connections.wait().await;
+}
+
+/// The version of HTTP that a client speaks.
+#[derive(Clone, Copy)]
+enum Version {
+    One,
+    Two,
+    /// To be found out while it is served.
+    Any,
+}
+
+/// What the first bytes of a connection speak, without taking them. hyper can find out as well, and holds a buffer of
+/// twice the size from then on.
+async fn spoken(stream: &TcpStream) -> std::io::Result<Version> {
+    let mut first = [0; PREFACE.len()];
+    for pauses in 0..PREFACE_PAUSES {
+        let came = stream.peek(&mut first).await?;
+        let first = &first[..came];
+        if first.is_empty() {
+            return Err(std::io::ErrorKind::UnexpectedEof.into());
+        }
+        if first == PREFACE {
+            return Ok(Version::Two);
+        }
+        if !PREFACE.starts_with(first) {
+            return Ok(Version::One);
+        }
+        tokio::time::sleep(PREFACE_PAUSE * 2_u32.pow(pauses)).await;
+    }
+    Ok(Version::Any)
 }
 
 fn builder(manner: &Manner, tasks: &Tasks) -> auto::Builder<Executor> {
@@ -221,20 +255,46 @@ where
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
     /// Secures it, if that is asked for, and serves it.
-    async fn open(self, stream: TcpStream) {
+    async fn open(mut self, stream: TcpStream) {
         if let Err(error) = stream.set_nodelay(true) {
             tracing::debug!(%error, "no TCP_NODELAY");
         }
-        let Some((tls, longest)) = self.manner.tls.clone() else { return self.serve(stream).await };
+        // What a connection is served by is large, and is put where its size does not add to that of the rest.
+        let Some((tls, longest)) = self.manner.tls.clone() else {
+            let spoken = tokio::select! {
+                spoken = spoken(&stream) => spoken,
+                () = self.manner.protocol.closing(&self.shutdown) => return,
+            };
+            let Ok(version) = spoken else { return };
+            self.speak(version);
+            return Box::pin(self.serve(stream)).await;
+        };
         let secured = tokio::select! {
             secured = tokio::time::timeout(longest, tls.accept(stream)) => secured,
             () = self.manner.protocol.closing(&self.shutdown) => return,
         };
         match secured {
-            Ok(Ok(stream)) => self.serve(stream).await,
+            Ok(Ok(stream)) => {
+                self.speak(match stream.get_ref().1.alpn_protocol() {
+                    Some(b"h2") => Version::Two,
+                    Some(_) => Version::One,
+                    None => Version::Any,
+                });
+                Box::pin(self.serve(stream)).await;
+            }
             Ok(Err(error)) => tracing::debug!(%error, "TLS handshake failed"),
             Err(_) => tracing::debug!(seconds = longest.as_secs_f64(), "TLS handshake did not end in time"),
         }
+    }
+
+    /// Expects that version of HTTP alone, where the protocol leaves a choice.
+    fn speak(&mut self, version: Version) {
+        let builder = self.builder.clone();
+        self.builder = match (self.manner.protocol, version) {
+            (Protocol::Grpc, _) | (_, Version::Any) => return,
+            (Protocol::Http, Version::One) => builder.http1_only(),
+            (Protocol::Http, Version::Two) => builder.http2_only(),
+        };
     }
 
     async fn serve(self, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) {
@@ -246,7 +306,7 @@ where
             request.extensions_mut().insert(unread.clone());
             service.call(request)
         });
-        let mut connection = pin!(builder.serve_connection(stream, TowerToHyperService::new(service)));
+        let mut connection = Box::pin(builder.serve_connection(stream, TowerToHyperService::new(service)));
         let ended = tokio::select! {
             ended = connection.as_mut() => ended,
             () = manner.protocol.closing(&shutdown) => {

@@ -15,6 +15,8 @@ pub mod request;
 pub mod worker;
 
 #[cfg(feature = "wire")]
+pub mod codec;
+#[cfg(feature = "wire")]
 pub mod convert;
 #[cfg(feature = "wire")]
 pub mod wire;

@@ -34,12 +34,12 @@ pub(crate) fn run(name: Name) -> Result<()> {
         }
         Name::Gateway => {
             // In one build, so that both are made of the same parts.
-            let mut build = command("cargo", &["build", "--release", "--locked"]);
+            let mut build = command("cargo", &["build", "--profile", "dist", "--locked"]);
             build.args(["--package", "baton", "--package", "gateway", "--bin", "baton", "--example", "cost"]);
             run_to_end(build)?;
-            let release = target().join("release");
-            let mut cost = command(&release.join("examples/cost").to_string_lossy(), &[]);
-            cost.arg(release.join("baton"));
+            let built = target().join("dist");
+            let mut cost = command(&built.join("examples/cost").to_string_lossy(), &[]);
+            cost.arg(built.join("baton"));
             run_to_end(cost)
         }
         Name::Grammar => {

@@ -55,6 +55,12 @@ pub(crate) const ALL: &[Dialect] = &[
         ranked: true,
         ..dialect("vLLM's generate", BOTH, |server, case, mode| Box::pin(text::vllm(server, case, mode)))
     },
+    Dialect {
+        takes: |case| {
+            case.n == 1 && case.stop_token_ids.is_empty() && (case.stop.is_empty() || case.include_stop)
+        },
+        ..dialect("TGI's generate", BOTH, |server, case, mode| Box::pin(text::tgi(server, case, mode)))
+    },
     dialect("KServe's infer over HTTP", &[Mode::Whole], |server, case, _| {
         Box::pin(kserve::http(server, case))
     }),

@@ -1,4 +1,4 @@
-//! The two `generate`s, which answer with text.
+//! The three `generate`s, which answer with text.
 
 use serde_json::{Map, Value, json};
 
@@ -58,5 +58,37 @@ pub(crate) async fn vllm(server: &Server, case: &Case, mode: Mode) -> Answer {
             objects.split('\0').for_each(|object| add(&read(object), ""));
         }
     }
+    answer
+}
+
+/// TGI's, where a stop string is the last part of its text.
+pub(crate) async fn tgi(server: &Server, case: &Case, mode: Mode) -> Answer {
+    let mut parameters = case.options();
+    parameters.extend(case.lists());
+    parameters.insert("max_new_tokens".into(), json!(case.max_tokens));
+    parameters.insert("details".into(), json!(true));
+    let body = json!({ "inputs": case.prompt, "parameters": parameters });
+    let mut answer = Answer::of(1);
+    let output = &mut answer.outputs[0];
+    let mut add = |token: &Value| {
+        output.ids_mut().push(token["id"].as_u64().expect("an id") as u32);
+        output.logprobs_mut().push(token["logprob"].as_f64().expect("a number") as f32);
+    };
+    let last = match mode {
+        Mode::Whole => {
+            let whole = server.whole("/generate", &body).await;
+            whole["details"]["tokens"].as_array().expect("a list of tokens").iter().for_each(add);
+            whole
+        }
+        Mode::Streamed => {
+            let mut events = server.events("/generate_stream", &body).await;
+            events.iter().for_each(|event| add(&event["token"]));
+            events.pop().expect("an event")
+        }
+    };
+    output.text = last["generated_text"].as_str().expect("the whole text").to_owned();
+    let details = &last["details"];
+    output.finished(Finish::named(details["finish_reason"].as_str().expect("a word")));
+    answer.completion_tokens = details["generated_tokens"].as_u64();
     answer
 }
