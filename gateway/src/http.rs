@@ -193,7 +193,7 @@ async fn triton_call(
 /// is TGI's, and its stream one of server-sent events.
 #[utoipa::path(post, path = "/generate", tag = "vLLM", request_body = GenerateRequest,
     responses((status = 200, description = "the texts, vLLM's or TGI's", content(
-        (GeneratedAnswer = "application/json"), (String = "text/event-stream"))), MindIeRefusals))]
+        (GeneratedAnswer = "application/json"), (StreamEvent = "text/event-stream"))), MindIeRefusals))]
 pub(crate) async fn plain_generate(State(service): Shared, request: Request) -> Response {
     serve::<MindIe, _>(&service, "vllm", request, |service, body| generate::parse(&service.config, body))
         .await

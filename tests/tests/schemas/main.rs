@@ -76,6 +76,13 @@ async fn answers_that_end_are_valid() {
     let undisturbed = all(&chats, &often, &AtomicUsize::new(0)).await;
     table.add("ten schemas, many times", &often, &undisturbed);
 
+    // Before any worker dies, and what it has counted with it.
+    let moved = cluster.metrics((Service::Decode, 0)).await;
+    assert!(
+        moved.sum("baton_worker_kv_transfer_bytes_total", &["direction=\"in\""]) > 0.0,
+        "prefill and decode were apart"
+    );
+
     let disturbed = with_kills(&mut cluster, &chats, &often).await;
     table.add("the same, and decode killed", &often, &disturbed.answers);
     table.print(disturbed.kills, disturbed.hit);
@@ -87,11 +94,6 @@ async fn answers_that_end_are_valid() {
     assert!(disturbed.hit > 0, "the dying workers had chats");
     let (ended, runs) = (ended.ended, ended.runs);
     assert!(ended * 10 >= runs * 9, "{ended} of {runs} came to their end within {} tokens", chat::TOKENS_MAX);
-    let moved = cluster.metrics((Service::Decode, 0)).await;
-    assert!(
-        moved.sum("baton_worker_kv_transfer_bytes_total", &["direction=\"in\""]) > 0.0,
-        "prefill and decode were apart"
-    );
 }
 
 /// What no grammar can keep to is refused before the stream starts, however large it is.

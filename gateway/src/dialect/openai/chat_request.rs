@@ -154,6 +154,9 @@ pub(super) fn chat(fields: &mut Fields, messages: Vec<Value>, config: &Config) -
     }
     let mut variables = Map::new();
     if let Some(documents) = fields.list("documents")? {
+        if let Some((index, other)) = documents.iter().enumerate().find(|(_, value)| !value.is_object()) {
+            return Err(unexpected(&fields.path(&format!("documents[{index}]")), "an object", other));
+        }
         variables.insert("documents".to_owned(), Value::Array(documents));
     }
     match fields.take("chat_template_kwargs") {

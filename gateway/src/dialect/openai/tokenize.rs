@@ -7,10 +7,12 @@ use serde::Serialize;
 
 use super::chat_plan::plan;
 use super::chat_request::{Setting, chat};
+use super::chat_tools::Tools;
 use super::{chat_messages, chat_tools};
 use crate::admit::render;
 use crate::dialect::fields::{Fields, Integers};
 use crate::dialect::{json, sampling};
+use crate::domain::Chat;
 use crate::fault::Fault;
 use crate::models::Model;
 
@@ -37,13 +39,15 @@ pub(crate) fn tokenized(body: &[u8], setting: &Setting<'_>) -> Result<String, Fa
     let model = fields.string("model")?;
     let strings = fields.flag("return_token_strs")?.unwrap_or(false);
     let special = fields.flag("add_special_tokens")?;
-    let (model, text, field) = if fields.has("messages") {
-        let (model, text) = chat_text(&mut fields, model.as_deref(), setting)?;
-        (model, text, "messages")
-    } else {
-        let text =
-            fields.string("prompt")?.ok_or_else(|| Fault::field("prompt", "is required, or messages"))?;
-        ((setting.model)(model.as_deref())?, text, "prompt")
+    let prompt = fields.string("prompt")?;
+    let chat = chat_options(&mut fields, setting)?;
+    let (model, text, field) = match (chat, prompt) {
+        ((Some(chat), tools), _) => {
+            let (model, text) = chat_text(chat, &tools, model.as_deref(), setting)?;
+            (model, text, "messages")
+        }
+        (_, Some(text)) => ((setting.model)(model.as_deref())?, text, "prompt"),
+        _ => return Err(Fault::field("prompt", "is required, or messages")),
     };
     fields.finish("/tokenize");
     check_length(&text, field)?;
@@ -65,17 +69,28 @@ pub(crate) fn tokenized(body: &[u8], setting: &Setting<'_>) -> Result<String, Fa
     }))
 }
 
+/// The chat, if there is one, and its tools. What belongs to a chat is read beside a text too, so that what is wrong is
+/// wrong everywhere.
+fn chat_options(fields: &mut Fields, setting: &Setting<'_>) -> Result<(Option<Chat>, Tools), Fault> {
+    let messages = match fields.take("messages") {
+        Some(messages) => Some(chat_messages::read(messages, setting.config)?),
+        None => None,
+    };
+    let tools = chat_tools::read(fields)?;
+    let is_chat = messages.is_some();
+    let chat = chat(fields, messages.unwrap_or_default(), setting.config)?;
+    Ok((is_chat.then_some(chat), tools))
+}
+
 /// The text that a chat becomes, and its model.
 fn chat_text(
-    fields: &mut Fields,
+    mut chat: Chat,
+    tools: &Tools,
     model: Option<&str>,
     setting: &Setting<'_>,
 ) -> Result<(std::sync::Arc<Model>, String), Fault> {
-    let messages = chat_messages::read(fields.require("messages")?, setting.config)?;
-    let tools = chat_tools::read(fields)?;
-    let mut chat = chat(fields, messages, setting.config)?;
     let model = (setting.model)(model)?;
-    plan(&mut chat, &tools, None, &model.text, setting.config);
+    plan(&mut chat, tools, None, &model.text, setting.config);
     let text = render(&chat, &model.text).map_err(|error| Fault::field("messages", error.to_string()))?;
     Ok((model, text))
 }
@@ -197,6 +212,8 @@ mod tests {
             (json!({"prompt": "x", "model": "other"}), "model \"other\" is not served here"),
             (json!({"prompt": "x", "add_special_tokens": 1}), "add_special_tokens: "),
             (json!({"prompt": "x", "return_token_strs": 1}), "return_token_strs: "),
+            (json!({"prompt": "x", "functions": [[null]]}), "functions[0]"),
+            (json!({"prompt": "x", "documents": [1]}), "documents[0]: expected an object"),
             (json!({"messages": []}), "messages: expected at least 1 message"),
             (json!({"messages": [{"role": "user"}]}), "messages[0].content"),
             (json!({"prompt": "x".repeat(TEXT_BYTES_MAX + 1)}), "prompt: expected at most 4194304 bytes"),
