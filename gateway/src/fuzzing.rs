@@ -198,11 +198,12 @@ fn answered<F: Family, W: Writer>(
         Ok(prepared) => prepared.iter().map(Prepared::started).collect(),
         Err(_) => requests.iter().map(|_| started(&script.model)).collect(),
     };
-    let events =
-        stream_of(&mut writer, &started, requests.iter().map(|request| request.best_of).sum(), script);
+    let count = requests.iter().map(|request| request.n).sum();
+    // What is chosen from more than it returns cannot be streamed.
+    let chosen = requests.iter().any(|request| request.best_of > request.n);
+    let events = if chosen { Vec::new() } else { stream_of(&mut writer, &started, count, script) };
     // A writer writes one answer.
     let mut writer = parse().map_err(|fault| refused::<F>(&fault))?.writer;
-    let count = requests.iter().map(|request| request.n).sum();
     let wholes: Vec<Whole> = (0..count).map(|choice| whole(script.says(choice))).collect();
     let whole = writer.whole(&started, &wholes);
     let admitted = prepared

@@ -91,6 +91,10 @@ pub(crate) fn agree(front: Front, taken: &Taken, script: &Script) {
     }
 
     let count: usize = taken.requests.iter().map(|request| request.best_of).sum();
+    if count > expected {
+        assert!(!taken.stream, "what is chosen in the end cannot be streamed");
+        return;
+    }
     if matches!(front, Front::Tgi { .. }) && count > 1 {
         // It streams one sequence and refuses more.
         return;
