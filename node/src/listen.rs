@@ -1,6 +1,7 @@
 //! Accepts TCP connections and serves HTTP on them until the shutdown ends them.
 
 use std::convert::Infallible;
+use std::pin::pin;
 use std::time::Duration;
 
 use http::{Request, Response};
@@ -165,7 +166,7 @@ pub(crate) async fn accept<S, B>(
     let connection =
         Connection { builder: builder(&manner, &tasks), manner, service, shutdown: shutdown.clone() };
     let connections = TaskTracker::new();
-    let mut closing = std::pin::pin!(protocol.closing(&shutdown));
+    let mut closing = pin!(protocol.closing(&shutdown));
     loop {
         let accepted = tokio::select! {
             () = &mut closing => break,
@@ -261,12 +262,14 @@ where
         }
         // What a connection is served by is large, and is put where its size does not add to that of the rest.
         let Some((tls, longest)) = self.manner.tls.clone() else {
-            let spoken = tokio::select! {
-                spoken = spoken(&stream) => spoken,
-                () = self.manner.protocol.closing(&self.shutdown) => return,
-            };
-            let Ok(version) = spoken else { return };
-            self.speak(version);
+            if self.manner.protocol == Protocol::Http {
+                let spoken = tokio::select! {
+                    spoken = spoken(&stream) => spoken,
+                    () = self.manner.protocol.closing(&self.shutdown) => return,
+                };
+                let Ok(version) = spoken else { return };
+                self.speak(version);
+            }
             return Box::pin(self.serve(stream)).await;
         };
         let secured = tokio::select! {
