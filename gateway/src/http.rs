@@ -226,7 +226,7 @@ pub(crate) async fn completions(State(service): Shared, request: Request) -> Res
 pub(crate) async fn list_models(State(service): Shared) -> Response {
     let served = service.served.borrow().clone();
     let models = openai::models(served.models.iter().map(Arc::as_ref), service.started_at);
-    ([(CONTENT_TYPE, JSON)], models).into_response()
+    json_body(models)
 }
 
 /// A served model.
@@ -236,9 +236,18 @@ pub(crate) async fn get_model(State(service): Shared, path: PathResult, request:
     let Ok(Path(id)) = path else { return unknown_path(request).await };
     let served = service.served.borrow().clone();
     match served.find(&id) {
-        Some(model) => ([(CONTENT_TYPE, JSON)], openai::model(model, service.started_at)).into_response(),
+        Some(model) => json_body(openai::model(model, service.started_at)),
         None => refusal::<OpenAi>(&Fault::Model(id)),
     }
+}
+
+/// Lets a request in, or refuses it in its family's words and counts that.
+pub(crate) fn enter<F: Family>(service: &Service, dialect: &'static str) -> Result<Ticket, Box<Response>> {
+    service.ticket(dialect).map_err(|fault| {
+        let response = refusal::<F>(&fault);
+        crate::metrics::answered(dialect, response.status().as_u16());
+        Box::new(response)
+    })
 }
 
 /// One request from arrival to the start of its answer: a place, the body, the dialect's reading of it, the first
@@ -249,18 +258,14 @@ pub(crate) async fn serve<F: Family, W: Writer>(
     request: Request,
     parse: impl FnOnce(&Service, &[u8]) -> Result<Call<W>, Fault> + Send + 'static,
 ) -> Response {
-    let mut ticket = match service.ticket(dialect) {
+    let mut ticket = match enter::<F>(service, dialect) {
         Ok(ticket) => ticket,
-        Err(fault) => {
-            let response = refusal::<F>(&fault);
-            crate::metrics::answered(dialect, response.status().as_u16());
-            return response;
-        }
+        Err(refused) => return *refused,
     };
     match answer::<F, W>(service, &mut ticket, request, parse).await {
         Ok(Out::Whole(body)) => {
             ticket.ended(StatusCode::OK.as_u16());
-            ([(CONTENT_TYPE, JSON)], body).into_response()
+            json_body(body)
         }
         Ok(Out::Stream(answers, writer)) => stream::<F, W>(*answers, writer, ticket),
         Err(fault) => {
@@ -358,7 +363,7 @@ impl<W: Writer> Streaming<W> {
 }
 
 /// A body of JSON.
-pub(crate) fn json_body(body: String) -> Response {
+pub(crate) fn json_body(body: impl IntoResponse) -> Response {
     ([(CONTENT_TYPE, JSON)], body).into_response()
 }
 

@@ -15,8 +15,7 @@ use crate::docs::{
     TokenizeRequest, TokenizedAnswer, VersionAnswer,
 };
 use crate::fault::Fault;
-use crate::http::{Shared, json_body, read_body, refusal};
-use crate::metrics;
+use crate::http::{Shared, enter, json_body, read_body, refusal};
 use crate::service::Service;
 
 /// Answers with what `work` makes of the body. It has a place among the requests in the house, and a thread that may
@@ -27,13 +26,9 @@ async fn work<F: Family>(
     request: Request,
     work: impl FnOnce(&Service, &[u8]) -> Result<String, Fault> + Send + 'static,
 ) -> Response {
-    let mut ticket = match service.ticket(dialect) {
+    let mut ticket = match enter::<F>(service, dialect) {
         Ok(ticket) => ticket,
-        Err(fault) => {
-            let response = refusal::<F>(&fault);
-            metrics::answered(dialect, response.status().as_u16());
-            return response;
-        }
+        Err(refused) => return *refused,
     };
     let working = service.clone();
     let answer = async {

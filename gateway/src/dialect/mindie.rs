@@ -4,7 +4,7 @@ use std::ops::RangeInclusive;
 
 use bytes::Bytes;
 use http::StatusCode;
-use proto::Reason;
+use proto::{Reason, SamplingParams};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -68,6 +68,33 @@ fn status_of(fault: &Fault) -> (StatusCode, &'static str) {
             // A hand-off that failed in every attempt.
             _ => (StatusCode::FAILED_DEPENDENCY, "Generation Error"),
         },
+    }
+}
+
+/// What says how tokens are chosen.
+pub(crate) struct Choosing {
+    pub(crate) do_sample: Option<bool>,
+    /// There is a seed.
+    pub(crate) seeded: bool,
+    pub(crate) temperature: Option<f32>,
+    pub(crate) top_k: Option<u64>,
+    pub(crate) top_p: Option<f32>,
+    pub(crate) typical_p: Option<f32>,
+}
+
+impl Choosing {
+    /// Sampling if `do_sample` or else any of the others says so, else the likeliest.
+    pub(crate) fn params(self) -> SamplingParams {
+        let Self { do_sample, seeded, temperature, top_k, top_p, typical_p } = self;
+        let sampled =
+            seeded || temperature.is_some() || top_k.is_some() || top_p.is_some() || typical_p.is_some();
+        SamplingParams {
+            temperature: if do_sample.unwrap_or(sampled) { temperature.unwrap_or(1.0) } else { 0.0 },
+            top_k: top_k.map(|k| k as u32),
+            top_p: top_p.unwrap_or(1.0),
+            typical_p: typical_p.unwrap_or(1.0),
+            ..SamplingParams::default()
+        }
     }
 }
 

@@ -76,7 +76,20 @@ pub(crate) fn token_id(value: &Value, path: &str) -> Result<TokenId, Fault> {
 /// A list of strings; empty when it is absent.
 pub(crate) fn strings(fields: &mut Fields, name: &str) -> Result<Vec<String>, Fault> {
     let path = fields.path(name);
-    let list = fields.list(name)?.unwrap_or_default();
+    each_string(fields.list(name)?.unwrap_or_default(), &path)
+}
+
+/// A string or a list of strings at `path`; empty when it is absent.
+pub(crate) fn texts(value: Option<Value>, path: &str) -> Result<Vec<String>, Fault> {
+    match value {
+        None => Ok(Vec::new()),
+        Some(Value::String(one)) => Ok(vec![one]),
+        Some(Value::Array(list)) => each_string(list, path),
+        Some(other) => Err(unexpected(path, "a string or a list of strings", &other)),
+    }
+}
+
+fn each_string(list: Vec<Value>, path: &str) -> Result<Vec<String>, Fault> {
     let strings = list.into_iter().enumerate().map(|(index, value)| match value {
         Value::String(text) => Ok(text),
         other => Err(unexpected(&format!("{path}[{index}]"), "a string", &other)),

@@ -27,12 +27,10 @@ use crate::docs::{
     ServerAnswer, StatisticsAnswer,
 };
 use crate::fault::Fault;
-use crate::http::{read_body, refusal, unknown_path};
-use crate::metrics;
+use crate::http::{enter, json_body, read_body, refusal, unknown_path};
 use crate::models::Model;
 use crate::service::{Service, Ticket};
 
-const JSON: HeaderValue = HeaderValue::from_static("application/json");
 const OCTETS: HeaderValue = HeaderValue::from_static("application/octet-stream");
 
 /// Bodies of at least so many bytes are read where that holds up nobody.
@@ -87,15 +85,11 @@ pub(super) fn refusal_status(fault: &Fault) -> StatusCode {
     MindIe::refusal(fault).0
 }
 
-fn respond(body: Bytes) -> Response {
-    ([(CONTENT_TYPE, JSON)], body).into_response()
-}
-
 /// What the server is.
 #[utoipa::path(get, path = "/v2", tag = "KServe",
     responses((status = 200, description = "the server", body = ServerAnswer)))]
 pub(crate) async fn server() -> Response {
-    respond(describe::server_json())
+    json_body(describe::server_json())
 }
 
 /// What the protocol has and this server does not.
@@ -120,7 +114,7 @@ async fn describe(
 ) -> Response {
     let Ok(Path(named)) = path else { return unknown_path(request).await };
     match find(service, &named) {
-        Ok(model) => respond(write(service, &model)),
+        Ok(model) => json_body(write(service, &model)),
         Err(fault) => refusal::<MindIe>(&fault),
     }
 }
@@ -156,7 +150,7 @@ pub(crate) async fn model_statistics(State(service): Shared, path: NamedPath, re
 #[utoipa::path(get, path = "/v2/models/stats", tag = "KServe",
     responses((status = 200, description = "counts and times", body = StatisticsAnswer)))]
 pub(crate) async fn all_statistics(State(service): Shared) -> Response {
-    respond(describe::statistics_json(&statistics(&service, None)))
+    json_body(describe::statistics_json(&statistics(&service, None)))
 }
 
 /// Whether a model can answer.
@@ -193,7 +187,7 @@ pub(crate) async fn index(State(service): Shared, request: Request) -> Response 
         serde_json::from_slice::<IndexBody>(&body)
     };
     match read {
-        Ok(read) => respond(describe::index_json(&listed(&service), read.ready.unwrap_or(false))),
+        Ok(read) => json_body(describe::index_json(&listed(&service), read.ready.unwrap_or(false))),
         Err(error) => refusal::<MindIe>(&Fault::Body(format!("expected a JSON object: {error}"))),
     }
 }
@@ -212,18 +206,15 @@ fn find(service: &Service, named: &Named) -> Result<Arc<Model>, Fault> {
         (InferAnswer = "application/json"), (Vec<u8> = "application/octet-stream"))), MindIeRefusals))]
 pub(crate) async fn infer(State(service): Shared, path: NamedPath, request: Request) -> Response {
     let Ok(Path(named)) = path else { return unknown_path(request).await };
-    let mut ticket = match service.ticket(DIALECT) {
+    let mut ticket = match enter::<MindIe>(&service, DIALECT) {
         Ok(ticket) => ticket,
-        Err(fault) => {
-            metrics::answered(DIALECT, refusal_status(&fault).as_u16());
-            return refusal::<MindIe>(&fault);
-        }
+        Err(refused) => return *refused,
     };
     match answer(&service, &named, request, &mut ticket).await {
         Ok(Body { bytes, json_len }) => {
             ticket.ended(StatusCode::OK.as_u16());
             match json_len {
-                None => respond(bytes),
+                None => json_body(bytes),
                 Some(length) => {
                     let length = HeaderValue::from(length);
                     let header = HeaderName::from_static(HEADER_LENGTH);

@@ -224,19 +224,7 @@ fn stop(fields: &mut Fields) -> Result<Stop, Fault> {
 
 /// Texts as one string or a list; one that is empty stands for none, as it fills a tensor that has to be there.
 fn texts(fields: &mut Fields, name: &str) -> Result<Vec<String>, Fault> {
-    let mut list = match fields.take(name) {
-        None => Vec::new(),
-        Some(Value::String(one)) => vec![one],
-        Some(Value::Array(list)) => list
-            .into_iter()
-            .enumerate()
-            .map(|(index, value)| match value {
-                Value::String(text) => Ok(text),
-                other => Err(unexpected(&format!("{name}[{index}]"), "a string", &other)),
-            })
-            .collect::<Result<_, _>>()?,
-        Some(other) => return Err(unexpected(name, "a string or a list of strings", &other)),
-    };
+    let mut list = sampling::texts(fields.take(name), name)?;
     if list.len() == 1 && list[0].is_empty() {
         list.clear();
     }

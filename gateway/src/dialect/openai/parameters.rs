@@ -4,9 +4,8 @@ use std::ops::Bound::Included;
 use std::ops::RangeInclusive;
 
 use proto::SamplingParams;
-use serde_json::Value;
 
-use crate::dialect::fields::{Fields, unexpected};
+use crate::dialect::fields::Fields;
 use crate::dialect::sampling;
 use crate::domain::{Priority, REPETITION_PENALTY_MIN, Request, Stop, Truncate};
 use crate::fault::Fault;
@@ -90,18 +89,7 @@ fn sampling(fields: &mut Fields) -> Result<SamplingParams, Fault> {
 }
 
 fn stop(fields: &mut Fields) -> Result<Stop, Fault> {
-    let strings = match fields.take("stop") {
-        None => Vec::new(),
-        Some(Value::String(one)) => vec![one],
-        Some(Value::Array(list)) => {
-            let strings = list.into_iter().enumerate().map(|(index, value)| match value {
-                Value::String(text) => Ok(text),
-                other => Err(unexpected(&format!("stop[{index}]"), "a string", &other)),
-            });
-            strings.collect::<Result<_, _>>()?
-        }
-        Some(other) => return Err(unexpected("stop", "a string or a list of strings", &other)),
-    };
+    let strings = sampling::texts(fields.take("stop"), "stop")?;
     let mut stop = Stop {
         strings,
         token_ids: sampling::token_ids(fields, "stop_token_ids")?,

@@ -3,14 +3,14 @@
 use std::ops::Bound::{Excluded, Included};
 use std::ops::RangeInclusive;
 
-use proto::{Grammar, LOGPROBS_MAX, SamplingParams};
+use proto::{Grammar, SamplingParams};
 use serde_json::Value;
 
 use super::TgiWriter;
 use super::response::Shape;
 use crate::Config;
 use crate::dialect::fields::{Fields, Integers, shown, unexpected};
-use crate::dialect::mindie::{COUNT, prompt_text};
+use crate::dialect::mindie::{COUNT, Choosing, prompt_text};
 use crate::dialect::{Call, sampling};
 use crate::domain::{FieldNames, MaxTokens, Prompt, REPETITION_PENALTY_MIN, Request, Stop, Truncate};
 use crate::fault::Fault;
@@ -70,7 +70,8 @@ fn read(fields: &mut Fields, request: &mut Request, config: &Config, stream: boo
     request.sampling = sampling(fields, request.seed.is_some(), config)?;
     request.sampling.grammar = grammar(fields)?;
     // What stops a text is its last part, as TGI has it.
-    request.stop = Stop { strings: stop(fields)?, include: true, ..Stop::default() };
+    let stop = sampling::texts(fields.take("stop"), &fields.path("stop"))?;
+    request.stop = Stop { strings: stop, include: true, ..Stop::default() };
     request.truncate = fields.integer("truncate", COUNT)?.map(|count| Truncate::Last(count as usize));
     request.echo = fields.flag("return_full_text")?.unwrap_or(false);
     let sampled = request.sampling.temperature > 0.0;
@@ -82,7 +83,7 @@ fn read(fields: &mut Fields, request: &mut Request, config: &Config, stream: boo
         return Err(fields.fault("decoder_input_details", "is not allowed in a stream"));
     }
     request.sampling.prompt_logprobs = prefill.then_some(0);
-    let top = fields.integer("top_n_tokens", 0..=u64::from(LOGPROBS_MAX))?.unwrap_or(0) as u32;
+    let top = sampling::logprobs(fields, "top_n_tokens")?.unwrap_or(0);
     request.sampling.logprobs = (top > 0).then_some(top);
     Ok(Shape {
         details: details || prefill,
@@ -106,7 +107,7 @@ fn best_of(fields: &mut Fields, sampled: bool, stream: bool) -> Result<usize, Fa
     Ok(count as usize)
 }
 
-/// How to choose tokens: sampling if `do_sample` or else any of its parameters says so, else the likeliest.
+/// How to choose tokens.
 fn sampling(fields: &mut Fields, seeded: bool, config: &Config) -> Result<SamplingParams, Fault> {
     let do_sample = fields.flag("do_sample")?;
     let temperature = fields.float("temperature", (Excluded(0.0), Included(f32::MAX)))?;
@@ -114,36 +115,15 @@ fn sampling(fields: &mut Fields, seeded: bool, config: &Config) -> Result<Sampli
     let top_p = fields.float("top_p", (Excluded(0.0), Included(1.0)))?;
     let typical_p = fields.float("typical_p", (Excluded(0.0), Included(1.0)))?;
     let watermark = fields.flag("watermark")?.unwrap_or(false);
-    let sampled =
-        seeded || temperature.is_some() || top_k.is_some() || top_p.is_some() || typical_p.is_some();
+    let choosing = Choosing { do_sample, seeded, temperature, top_k, top_p, typical_p };
     Ok(SamplingParams {
-        temperature: if do_sample.unwrap_or(sampled) { temperature.unwrap_or(1.0) } else { 0.0 },
-        top_k: top_k.map(|k| k as u32),
-        top_p: top_p.unwrap_or(1.0),
-        typical_p: typical_p.unwrap_or(1.0),
         repetition_penalty: fields
             .float("repetition_penalty", REPETITION_PENALTY_MIN..=f32::MAX)?
             .unwrap_or(1.0),
         frequency_penalty: fields.float("frequency_penalty", -2.0..=2.0)?.unwrap_or(0.0),
         watermark: watermark.then(|| sampling::watermark(config)),
-        ..SamplingParams::default()
+        ..choosing.params()
     })
-}
-
-/// A list of strings, or one.
-fn stop(fields: &mut Fields) -> Result<Vec<String>, Fault> {
-    let path = fields.path("stop");
-    let list = match fields.take("stop") {
-        None => return Ok(Vec::new()),
-        Some(Value::String(one)) => return Ok(vec![one]),
-        Some(Value::Array(list)) => list,
-        Some(other) => return Err(unexpected(&path, "a list of strings, or a string", &other)),
-    };
-    let strings = list.into_iter().enumerate().map(|(index, value)| match value {
-        Value::String(text) => Ok(text),
-        other => Err(unexpected(&format!("{path}[{index}]"), "a string", &other)),
-    });
-    strings.collect()
 }
 
 /// `{"type", "value"}`: a JSON schema, one with a name, or a regular expression.

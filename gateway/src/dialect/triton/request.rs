@@ -11,7 +11,7 @@ use super::TritonWriter;
 use super::response::{Earlier, Shape};
 use crate::Config;
 use crate::dialect::fields::{Fields, Integers, unexpected, unsigned};
-use crate::dialect::mindie::{COUNT, check_id, prompt_text, seed};
+use crate::dialect::mindie::{COUNT, Choosing, check_id, prompt_text, seed};
 use crate::dialect::{Call, sampling};
 use crate::domain::{FieldNames, MaxTokens, Priority, Prompt, REPETITION_PENALTY_MIN, Request, Stop};
 use crate::fault::Fault;
@@ -190,7 +190,7 @@ impl Parameters {
     }
 }
 
-/// How to choose tokens: sampling if `do_sample` or else any of its parameters says so, else the likeliest.
+/// How to choose tokens.
 fn sampling(from: &mut Places, seeded: bool, config: &Config) -> Result<SamplingParams, Fault> {
     let penalty = (Included(-2.0), Included(2.0));
     let do_sample = from.of("do_sample").flag("do_sample")?;
@@ -201,18 +201,13 @@ fn sampling(from: &mut Places, seeded: bool, config: &Config) -> Result<Sampling
     let top_p = from.of("top_p").float("top_p", (Excluded(1e-6), Included(1.0)))?;
     let typical_p = from.of("typical_p").float("typical_p", (Excluded(0.0), Included(1.0)))?;
     let watermark = from.of("watermark").flag("watermark")?.unwrap_or(false);
-    let sampled =
-        seeded || temperature.is_some() || top_k.is_some() || top_p.is_some() || typical_p.is_some();
+    let choosing = Choosing { do_sample, seeded, temperature, top_k, top_p, typical_p };
     Ok(SamplingParams {
-        temperature: if do_sample.unwrap_or(sampled) { temperature.unwrap_or(1.0) } else { 0.0 },
-        top_k: top_k.map(|k| k as u32),
-        top_p: top_p.unwrap_or(1.0),
-        typical_p: typical_p.unwrap_or(1.0),
         repetition_penalty: repetition_penalty.unwrap_or(1.0),
         presence_penalty: from.of("presence_penalty").float("presence_penalty", penalty)?.unwrap_or(0.0),
         frequency_penalty: from.of("frequency_penalty").float("frequency_penalty", penalty)?.unwrap_or(0.0),
         watermark: watermark.then(|| sampling::watermark(config)),
-        ..SamplingParams::default()
+        ..choosing.params()
     })
 }
 
@@ -234,20 +229,8 @@ fn stop(from: &mut Places) -> Result<Stop, Fault> {
 
 /// A string, or a list of strings. TensorRT-LLM's clients send an empty one for none.
 fn texts(fields: &mut Fields, name: &str) -> Result<Vec<String>, Fault> {
-    match fields.take(name) {
-        None => Ok(Vec::new()),
-        Some(Value::String(text)) if text.is_empty() => Ok(Vec::new()),
-        Some(Value::String(text)) => Ok(vec![text]),
-        Some(Value::Array(list)) => {
-            let path = fields.path(name);
-            let texts = list.into_iter().enumerate().map(|(index, value)| match value {
-                Value::String(text) => Ok(text),
-                other => Err(unexpected(&format!("{path}[{index}]"), "a string", &other)),
-            });
-            texts.collect()
-        }
-        Some(other) => Err(unexpected(&fields.path(name), "a string or a list of strings", &other)),
-    }
+    let path = fields.path(name);
+    sampling::texts(fields.take(name).filter(|value| *value != ""), &path)
 }
 
 fn decode_time(fields: &mut Fields) -> Result<Option<Vec<u64>>, Fault> {

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::VllmWriter;
 use crate::Config;
-use crate::dialect::fields::{Fields, Integers, unexpected, unsigned};
+use crate::dialect::fields::{Fields, Integers, unsigned};
 use crate::dialect::mindie::{self, COUNT, prompt_text};
 use crate::dialect::{Call, sampling};
 use crate::domain::{
@@ -108,12 +108,7 @@ fn sampling(fields: &mut Fields) -> Result<SamplingParams, Fault> {
 }
 
 fn stop(fields: &mut Fields) -> Result<Stop, Fault> {
-    let strings = match fields.take("stop") {
-        None => Vec::new(),
-        Some(Value::String(one)) => vec![one],
-        Some(Value::Array(list)) => stop_list(list)?,
-        Some(other) => return Err(unexpected("stop", "a string or a list of strings", &other)),
-    };
+    let strings = sampling::texts(fields.take("stop"), "stop")?;
     // What is no integer of 32 bits is ignored, and so is what cannot be a token.
     let ids = fields.list("stop_token_ids")?.unwrap_or_default();
     let ids = ids
@@ -129,14 +124,6 @@ fn stop(fields: &mut Fields) -> Result<Stop, Fault> {
     };
     sampling::min_tokens(fields, &mut stop)?;
     Ok(stop)
-}
-
-fn stop_list(list: Vec<Value>) -> Result<Vec<String>, Fault> {
-    let strings = list.into_iter().enumerate().map(|(index, value)| match value {
-        Value::String(text) => Ok(text),
-        other => Err(unexpected(&format!("stop[{index}]"), "a string", &other)),
-    });
-    strings.collect()
 }
 
 #[cfg(test)]
