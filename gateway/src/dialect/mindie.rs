@@ -10,6 +10,8 @@ use serde_json::Value;
 
 use super::fields::Fields;
 use super::{Family, json, parts};
+use crate::dialect;
+use crate::domain::Finish;
 use crate::fault::Fault;
 
 /// Range of counts: from 1 to the most of 32 bits with sign.
@@ -17,6 +19,9 @@ pub(crate) const COUNT: RangeInclusive<u64> = 1..=i32::MAX as u64;
 
 /// Most characters of a prompt.
 const PROMPT_CHARS_MAX: usize = 4 << 20;
+
+/// What begins an event.
+const DATA: &str = "data:";
 
 /// The family of `/v2` and `/generate`.
 pub(crate) struct MindIe;
@@ -30,6 +35,25 @@ struct ErrorBody<'a> {
 /// The error object, as text.
 pub(crate) fn error_json(fault: &Fault) -> String {
     json(&ErrorBody { error: &fault.to_string(), error_type: status_of(fault).1 })
+}
+
+/// An event of a stream.
+pub(crate) fn event(value: &impl Serialize) -> Bytes {
+    dialect::event(DATA, value)
+}
+
+/// A fault as a stream's last event.
+pub(crate) fn fault_event(fault: &Fault) -> Bytes {
+    format!("{DATA}{}\n\n", error_json(fault)).into()
+}
+
+/// Why a sequence ended. Both kinds of stop have the name that the KServe protocol gives them.
+pub(crate) fn finish_reason(finish: &Finish) -> &'static str {
+    match finish {
+        Finish::Eos | Finish::Grammar => "eos_token",
+        Finish::StopToken | Finish::StopString(_) | Finish::Stopped => "stop_sequence",
+        Finish::Length => "length",
+    }
 }
 
 impl Family for MindIe {

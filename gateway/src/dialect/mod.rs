@@ -65,12 +65,12 @@ pub(crate) fn json(value: &impl Serialize) -> String {
     String::from_utf8(bytes).expect("JSON is UTF-8")
 }
 
-/// An event of a stream: such JSON between what begins an event and what ends it.
-pub(crate) fn event(head: &str, value: &impl Serialize, tail: &str) -> Bytes {
+/// An event of a stream: such JSON behind what begins an event.
+pub(crate) fn event(head: &str, value: &impl Serialize) -> Bytes {
     let mut bytes = Vec::with_capacity(EVENT_BYTES);
     bytes.extend_from_slice(head.as_bytes());
     write_json(value, &mut bytes);
-    bytes.extend_from_slice(tail.as_bytes());
+    bytes.extend_from_slice(b"\n\n");
     bytes.into()
 }
 
@@ -194,6 +194,6 @@ pub(crate) mod tests {
         assert_eq!(json(&"a\u{2028}b\u{2029}c\u{85}d\r\n"), r#""a\u2028b\u2029c\u0085d\r\n""#);
         assert_eq!(json(&"\u{a0}€"), "\"\u{a0}€\"");
         let long = "x".repeat(200) + "\u{2028}";
-        assert_eq!(event("data: ", &long, "\n\n"), format!("data: \"{}\\u2028\"\n\n", "x".repeat(200)));
+        assert_eq!(event("data: ", &long), format!("data: \"{}\\u2028\"\n\n", "x".repeat(200)));
     }
 }

@@ -44,10 +44,7 @@ fn check(outcome: Result<Inferred, Refused>) {
 }
 
 fn refused(refusal: &Refused) {
-    let body: Value = serde_json::from_slice(&refusal.body).expect("a refusal is JSON");
-    let message = body["error"].as_str().expect("a refusal has a message");
-    assert!(matches!(refusal.status, 404 | 422), "{}: {message}", refusal.status);
-    assert!(!message.is_empty() && !message.ends_with('.'), "{message:?}");
+    front::refused_by_mindie(refusal);
     assert!(refusal.body.len() <= REFUSAL_BYTES_MAX, "a refusal of {} bytes", refusal.body.len());
 }
 

@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use proto::{PromptReport, Token};
-use serde::Serialize;
 use serde_json::Value;
 use uuid::Uuid;
 
@@ -14,12 +13,12 @@ use super::chat_shapes::{
     Arguments, AssistantMessage, Call, CallDelta, Choice, Chunk, ChunkChoice, ChunkUsage, Delta, Function,
     FunctionDelta, Logprobs, MlcDelta, OpenAiDelta, PromptDetails, Response, StopReason, Usage,
 };
-use super::error::error_json;
+use super::events::{DONE, event, fault_event};
 use super::logprobs::{self, Entry, Spelling};
 use super::parameters::StreamUsage;
 use crate::answer::Started;
 use crate::config::Dialect;
-use crate::dialect::{self, Events, Writer, json};
+use crate::dialect::{Events, Writer, json};
 use crate::domain::{Finish, Piece, Whole};
 use crate::fault::Fault;
 use crate::models::Model;
@@ -77,10 +76,6 @@ struct Writing {
     calls: usize,
     entries: Vec<Entry>,
     token_ids: Vec<u32>,
-}
-
-fn event(value: &impl Serialize) -> Bytes {
-    dialect::event("data: ", value, "\n\n")
 }
 
 impl ChatWriter {
@@ -364,11 +359,11 @@ impl Writer for ChatWriter {
             let usage = ChunkUsage::Now(self.usage(self.generated()));
             events.push(self.chunk(&[], Some(usage)));
         }
-        events.push(Bytes::from_static(b"data: [DONE]\n\n"));
+        events.push(DONE);
     }
 
     fn fault(&mut self, fault: &Fault) -> Bytes {
-        format!("data: {}\n\n", error_json(fault)).into()
+        fault_event(fault)
     }
 
     fn whole(&mut self, started: &[Started], wholes: &[Whole]) -> Bytes {

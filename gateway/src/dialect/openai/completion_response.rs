@@ -9,11 +9,11 @@ use serde::Serialize;
 use serde_json::Value;
 use uuid::Uuid;
 
-use super::error::error_json;
+use super::events::{DONE, event, fault_event};
 use super::logprobs::{Ordered, PromptLogprobs, Spelling, prompt, shown};
 use super::parameters::StreamUsage;
 use crate::answer::Started;
-use crate::dialect::{self, Events, Writer, finite, json};
+use crate::dialect::{Events, Writer, finite, json};
 use crate::domain::{Finish, Piece, Whole};
 use crate::fault::Fault;
 use crate::models::Model;
@@ -144,10 +144,6 @@ fn stop_reason(finish: &Finish, last: Option<TokenId>) -> Option<Value> {
         Finish::StopToken => last.map(Value::from),
         _ => None,
     }
-}
-
-fn event(value: &impl Serialize) -> Bytes {
-    dialect::event("data: ", value, "\n\n")
 }
 
 impl CompletionWriter {
@@ -328,11 +324,11 @@ impl Writer for CompletionWriter {
         if self.shape.usage.at_end {
             events.push(event(&self.response(&[], Some(Some(self.usage())))));
         }
-        events.push(Bytes::from_static(b"data: [DONE]\n\n"));
+        events.push(DONE);
     }
 
     fn fault(&mut self, fault: &Fault) -> Bytes {
-        format!("data: {}\n\n", error_json(fault)).into()
+        fault_event(fault)
     }
 
     fn whole(&mut self, started: &[Started], wholes: &[Whole]) -> Bytes {

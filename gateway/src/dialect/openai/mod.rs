@@ -11,6 +11,7 @@ mod chat_tools;
 mod completion_request;
 mod completion_response;
 mod error;
+mod events;
 mod logprobs;
 mod models;
 mod parameters;

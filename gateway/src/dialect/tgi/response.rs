@@ -8,8 +8,9 @@ use proto::{Token, TokenId};
 use serde::Serialize;
 
 use crate::answer::Started;
-use crate::dialect::{self, Events, Writer, finite, json, mindie};
-use crate::domain::{Finish, Piece, Stop, Whole};
+use crate::dialect::mindie::{self, finish_reason};
+use crate::dialect::{Events, Writer, finite, json};
+use crate::domain::{Piece, Stop, Whole};
 use crate::fault::Fault;
 use crate::models::Model;
 use crate::text::Transcript;
@@ -106,14 +107,6 @@ struct StreamDetails {
     generated_tokens: usize,
     seed: Option<u64>,
     input_length: usize,
-}
-
-fn finish_reason(finish: &Finish) -> &'static str {
-    match finish {
-        Finish::Eos | Finish::Grammar => "eos_token",
-        Finish::StopToken | Finish::StopString(_) | Finish::Stopped => "stop_sequence",
-        Finish::Length => "length",
-    }
 }
 
 /// What a token's bytes are as text by themselves.
@@ -229,13 +222,13 @@ impl Writer for TgiWriter {
             generated_text: piece.finish.is_some().then_some(self.text.as_str()),
             details,
         };
-        events.push(dialect::event("data:", &event, "\n\n"));
+        events.push(mindie::event(&event));
     }
 
     fn end(&mut self, _events: &mut Events) {}
 
     fn fault(&mut self, fault: &Fault) -> Bytes {
-        format!("data:{}\n\n", mindie::error_json(fault)).into()
+        mindie::fault_event(fault)
     }
 
     /// The likeliest sequence, and the others among its details.
@@ -266,6 +259,7 @@ mod tests {
     use super::*;
     use crate::bundle::END;
     use crate::dialect::tests::{pieces, started, streamed, whole};
+    use crate::domain::Finish;
 
     fn shape() -> Shape {
         let stop = Stop { include: true, ..Stop::default() };

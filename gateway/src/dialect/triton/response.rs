@@ -4,7 +4,8 @@ use bytes::Bytes;
 use serde::Serialize;
 
 use crate::answer::Started;
-use crate::dialect::{self, Events, Writer, json, milliseconds, mindie};
+use crate::dialect::mindie::{self, finish_reason};
+use crate::dialect::{Events, Writer, json, milliseconds};
 use crate::domain::{Finish, Piece, Whole};
 use crate::fault::Fault;
 
@@ -122,19 +123,6 @@ impl TritonWriter {
     }
 }
 
-/// A stop string is no field of this API, so both kinds of stop have the name that the KServe protocol gives them.
-fn finish_reason(finish: &Finish) -> &'static str {
-    match finish {
-        Finish::Eos | Finish::Grammar => "eos_token",
-        Finish::StopToken | Finish::StopString(_) | Finish::Stopped => "stop_sequence",
-        Finish::Length => "length",
-    }
-}
-
-fn event(value: &impl Serialize) -> Bytes {
-    dialect::event("data:", value, "\n\n")
-}
-
 impl Writer for TritonWriter {
     const STREAM_TYPE: &'static str = "text/event-stream";
 
@@ -162,7 +150,7 @@ impl Writer for TritonWriter {
             details,
             times: Some(times),
         };
-        events.push(event(&response));
+        events.push(mindie::event(&response));
     }
 
     fn end(&mut self, _events: &mut Events) {}
@@ -170,11 +158,11 @@ impl Writer for TritonWriter {
     /// Being stopped is an end like any other.
     fn fault(&mut self, fault: &Fault) -> Bytes {
         if *fault != Fault::Stopped {
-            return format!("data:{}\n\n", mindie::error_json(fault)).into();
+            return mindie::fault_event(fault);
         }
         let details = self.details(Some(&Finish::Stopped), self.generated, 0, 0);
         let text_output = if self.shape.full_text { self.sent.as_str() } else { "" };
-        event(&Response {
+        mindie::event(&Response {
             id: &self.shape.id,
             model_name: &self.model,
             model_version: None,
