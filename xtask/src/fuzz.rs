@@ -14,15 +14,19 @@ use anyhow::{Context as _, Result, bail};
 
 use crate::process::{command, root, run as run_to_end, target};
 
-/// Seconds that a short run gives each target.
-const SHORT_SECONDS: u64 = 4;
+/// Inputs that a short run gives each target. It counts them, not seconds, so that what is tried does not depend on how
+/// fast the machine is: a tree that passed passes again, and new findings are left to long runs.
+const SHORT_INPUTS: u64 = 20_000;
+
+/// Longest that a short run of a target may take, seconds.
+const SHORT_SECONDS_MAX: u64 = 120;
 
 /// Longest input, bytes.
 const INPUT_BYTES_MAX: usize = 4096;
 
 /// How long to fuzz what.
 pub(crate) struct Plan {
-    /// A few seconds for each target, from the committed corpus alone.
+    /// The same few inputs each time, from the committed corpus alone.
     pub(crate) short: bool,
     /// Seconds for each target otherwise.
     pub(crate) seconds: u64,
@@ -94,10 +98,13 @@ fn one(name: &str, plan: &Plan) -> Result<()> {
     }
     fs::create_dir_all(&found)?;
     fs::create_dir_all(&artifacts)?;
-    let seconds = if plan.short { SHORT_SECONDS } else { plan.seconds };
+    let seconds = if plan.short { SHORT_SECONDS_MAX } else { plan.seconds };
+    // -1 is no limit.
+    let inputs = if plan.short { SHORT_INPUTS.to_string() } else { "-1".to_owned() };
     let binary = target().join("debug").join(name);
     let mut fuzzer = Command::new(&binary);
     fuzzer
+        .arg(format!("-runs={inputs}"))
         .arg(format!("-max_total_time={seconds}"))
         .arg(format!("-max_len={INPUT_BYTES_MAX}"))
         .arg(format!("-artifact_prefix={}/{name}-", artifacts.display()))

@@ -86,7 +86,7 @@ fn test_stages(stages: &mut Stages) -> Result<()> {
         tests.arg("--no-fail-fast");
         run(tests)
     })?;
-    stages.run("fuzz targets, a few seconds each", || {
+    stages.run("fuzz targets, a short run of each", || {
         fuzz::run(&fuzz::Plan { short: true, seconds: 0, only: None })
     })
 }
