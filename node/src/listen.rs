@@ -2,18 +2,21 @@
 
 use std::convert::Infallible;
 use std::pin::pin;
+use std::sync::Arc;
 use std::time::Duration;
 
+use futures::FutureExt;
 use http::{Request, Response};
 use hyper::body::Incoming;
+use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
-use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
 use tokio_util::task::TaskTracker;
-use tower::{Service, service_fn};
+use tower::{Service, ServiceExt};
 
 use crate::linger::{Lingering, Unread};
 use crate::network::{CONNECTION_WINDOW_BYTES, FRAME_BYTES_MAX, STREAM_WINDOW_BYTES};
@@ -76,7 +79,7 @@ impl Protocol {
 
     async fn closing(self, shutdown: &Shutdown) {
         match self {
-            Self::Grpc => shutdown.idle().await,
+            Self::Grpc => Box::pin(shutdown.idle()).await,
             Self::Http => shutdown.draining().await,
         }
     }
@@ -156,15 +159,16 @@ pub(crate) async fn accept<S, B>(
     tasks: Tasks,
     shutdown: Shutdown,
 ) where
-    S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible> + Clone + Send + 'static,
+    S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible> + Clone + Send + Sync + 'static,
     S::Future: Send + 'static,
     B: http_body::Body + Send + 'static,
     B::Data: Send,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
-    let protocol = manner.protocol;
-    let connection =
-        Connection { builder: builder(&manner, &tasks), manner, service, shutdown: shutdown.clone() };
+    let Manner { protocol, .. } = manner;
+    let builders = Builders::new(&manner, &tasks);
+    let server =
+        Arc::new(Server { protocol, tls: manner.tls, builders, service, shutdown: shutdown.clone() });
     let connections = TaskTracker::new();
     let mut closing = pin!(protocol.closing(&shutdown));
     loop {
@@ -174,7 +178,7 @@ pub(crate) async fn accept<S, B>(
         };
         match accepted {
             Ok((stream, _)) => {
-                let serve = connection.clone().open(stream);
+                let serve = server.clone().open(stream);
                 drop(tasks.spawn_contained("connection", connections.track_future(serve)));
             }
             Err(error) => {
@@ -218,106 +222,127 @@ async fn spoken(stream: &TcpStream) -> std::io::Result<Version> {
     Ok(Version::Any)
 }
 
-fn builder(manner: &Manner, tasks: &Tasks) -> auto::Builder<Executor> {
-    let mut builder = auto::Builder::new(Executor(tasks.clone()));
-    // Bodies pass through the same buffer a piece at a time, so this bounds the headers alone.
-    builder.http1().timer(TokioTimer::new()).max_buf_size(HEADER_BYTES_MAX as usize);
-    builder
-        .http2()
-        .timer(TokioTimer::new())
-        .keep_alive_interval(manner.keep_alive)
-        .keep_alive_timeout(manner.keep_alive)
-        .max_frame_size(FRAME_BYTES_MAX)
-        .max_header_list_size(HEADER_BYTES_MAX)
-        .initial_stream_window_size(manner.windows.0)
-        .initial_connection_window_size(manner.windows.1)
-        .max_concurrent_streams(manner.streams_max);
-    match manner.protocol {
-        Protocol::Grpc => builder.http2_only(),
-        Protocol::Http => builder,
+/// What serves each version.
+struct Builders {
+    one: auto::Builder<Executor>,
+    two: auto::Builder<Executor>,
+    any: auto::Builder<Executor>,
+}
+
+impl Builders {
+    fn new(manner: &Manner, tasks: &Tasks) -> Self {
+        let mut any = auto::Builder::new(Executor(tasks.clone()));
+        // Bodies pass through the same buffer a piece at a time, so this bounds the headers alone.
+        any.http1().timer(TokioTimer::new()).max_buf_size(HEADER_BYTES_MAX as usize);
+        any.http2()
+            .timer(TokioTimer::new())
+            .keep_alive_interval(manner.keep_alive)
+            .keep_alive_timeout(manner.keep_alive)
+            .max_frame_size(FRAME_BYTES_MAX)
+            .max_header_list_size(HEADER_BYTES_MAX)
+            .initial_stream_window_size(manner.windows.0)
+            .initial_connection_window_size(manner.windows.1)
+            .max_concurrent_streams(manner.streams_max);
+        Self { one: any.clone().http1_only(), two: any.clone().http2_only(), any }
+    }
+
+    fn of(&self, version: Version) -> &auto::Builder<Executor> {
+        match version {
+            Version::One => &self.one,
+            Version::Two => &self.two,
+            Version::Any => &self.any,
+        }
     }
 }
 
-/// A connection to be served.
-#[derive(Clone)]
-struct Connection<S> {
-    manner: Manner,
-    builder: auto::Builder<Executor>,
+/// What the connections of a listener share.
+struct Server<S> {
+    protocol: Protocol,
+    /// Does the handshakes, each within this time.
+    tls: Option<(TlsAcceptor, Duration)>,
+    builders: Builders,
     service: S,
     shutdown: Shutdown,
 }
 
-impl<S, B> Connection<S>
+/// A connection that is ready for its first request.
+enum Met {
+    Plain(TcpStream, Version),
+    Secured(Box<TlsStream<TcpStream>>, Version),
+}
+
+impl<S, B> Server<S>
 where
-    S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible> + Clone + Send + 'static,
+    S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible> + Clone + Send + Sync + 'static,
     S::Future: Send + 'static,
     B: http_body::Body + Send + 'static,
     B::Data: Send,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
-    /// Secures it, if that is asked for, and serves it.
-    async fn open(mut self, stream: TcpStream) {
+    /// A connection from its first byte to its last.
+    async fn open(self: Arc<Self>, stream: TcpStream) {
         if let Err(error) = stream.set_nodelay(true) {
             tracing::debug!(%error, "no TCP_NODELAY");
         }
-        // What a connection is served by is large, and is put where its size does not add to that of the rest.
-        let Some((tls, longest)) = self.manner.tls.clone() else {
-            if self.manner.protocol == Protocol::Http {
-                let spoken = tokio::select! {
-                    spoken = spoken(&stream) => spoken,
-                    () = self.manner.protocol.closing(&self.shutdown) => return,
-                };
-                let Ok(version) = spoken else { return };
-                self.speak(version);
-            }
-            return Box::pin(self.serve(stream)).await;
+        // There are many of these: each step is boxed, so that what one takes is not kept through the next.
+        match Box::pin(self.meet(stream)).await {
+            Some(Met::Plain(stream, version)) => Box::pin(self.serve(stream, version)).await,
+            Some(Met::Secured(stream, version)) => Box::pin(self.serve(*stream, version)).await,
+            None => {}
+        }
+    }
+
+    /// Secures a connection, if that is asked for, and finds out what it speaks. `None` when it came to nothing.
+    async fn meet(&self, stream: TcpStream) -> Option<Met> {
+        let Some((tls, longest)) = &self.tls else {
+            let version = match self.protocol {
+                Protocol::Grpc => Version::Two,
+                Protocol::Http => tokio::select! {
+                    spoken = spoken(&stream) => spoken.ok()?,
+                    () = self.protocol.closing(&self.shutdown) => return None,
+                },
+            };
+            return Some(Met::Plain(stream, version));
         };
         let secured = tokio::select! {
-            secured = tokio::time::timeout(longest, tls.accept(stream)) => secured,
-            () = self.manner.protocol.closing(&self.shutdown) => return,
+            secured = tokio::time::timeout(*longest, tls.accept(stream)) => secured,
+            () = self.protocol.closing(&self.shutdown) => return None,
         };
         match secured {
             Ok(Ok(stream)) => {
-                self.speak(match stream.get_ref().1.alpn_protocol() {
-                    Some(b"h2") => Version::Two,
-                    Some(_) => Version::One,
-                    None => Version::Any,
-                });
-                Box::pin(self.serve(stream)).await;
+                let version = match (self.protocol, stream.get_ref().1.alpn_protocol()) {
+                    (Protocol::Grpc, _) | (Protocol::Http, Some(b"h2")) => Version::Two,
+                    (Protocol::Http, Some(_)) => Version::One,
+                    (Protocol::Http, None) => Version::Any,
+                };
+                return Some(Met::Secured(Box::new(stream), version));
             }
             Ok(Err(error)) => tracing::debug!(%error, "TLS handshake failed"),
             Err(_) => tracing::debug!(seconds = longest.as_secs_f64(), "TLS handshake did not end in time"),
         }
+        None
     }
 
-    /// Expects that version of HTTP alone, where the protocol leaves a choice.
-    fn speak(&mut self, version: Version) {
-        let builder = self.builder.clone();
-        self.builder = match (self.manner.protocol, version) {
-            (Protocol::Grpc, _) | (_, Version::Any) => return,
-            (Protocol::Http, Version::One) => builder.http1_only(),
-            (Protocol::Http, Version::Two) => builder.http2_only(),
-        };
-    }
-
-    async fn serve(self, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) {
-        let Self { manner, builder, mut service, shutdown } = self;
+    async fn serve(&self, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, version: Version) {
         let unread = Unread::default();
         let stream = TokioIo::new(Lingering::new(stream, unread.clone()));
         // Each request bears the mark of its connection, for its body to set.
+        let service = self.service.clone();
         let service = service_fn(move |mut request: Request<Incoming>| {
             request.extensions_mut().insert(unread.clone());
-            service.call(request)
+            // Boxed: hyper has room for what answers a request as long as the connection is open.
+            service.clone().oneshot(request).boxed()
         });
-        let mut connection = Box::pin(builder.serve_connection(stream, TowerToHyperService::new(service)));
+        let mut connection = Box::pin(self.builders.of(version).serve_connection(stream, service));
         let ended = tokio::select! {
+            biased;
             ended = connection.as_mut() => ended,
-            () = manner.protocol.closing(&shutdown) => {
+            () = self.protocol.closing(&self.shutdown) => {
                 connection.as_mut().graceful_shutdown();
                 tokio::select! {
                     ended = connection.as_mut() => ended,
-                    () = shutdown.stopped() => Ok(()),
-                    () = manner.protocol.lingered() => Ok(()),
+                    () = self.shutdown.stopped() => Ok(()),
+                    () = self.protocol.lingered() => Ok(()),
                 }
             }
         };

@@ -28,8 +28,9 @@ impl Tasks {
     /// that is gone, not from half of one. Dropping the handle leaves the task running.
     pub fn spawn(&self, name: &'static str, task: impl Future<Output = ()> + Send + 'static) -> TaskHandle {
         let shutdown = self.shutdown.clone();
+        let task = contained(task);
         TaskHandle(self.start(async move {
-            if let Err(panic) = AssertUnwindSafe(task).catch_unwind().await {
+            if let Err(panic) = task.await {
                 let message = panic_message(&*panic);
                 tracing::error!(task = name, message, "task panicked, stopping");
                 shutdown.fail(Error::Panic { task: name, message });
@@ -53,8 +54,9 @@ impl Tasks {
         name: &'static str,
         task: impl Future<Output = ()> + Send + 'static,
     ) -> TaskHandle {
+        let task = contained(task);
         TaskHandle(self.start(async move {
-            if let Err(panic) = AssertUnwindSafe(task).catch_unwind().await {
+            if let Err(panic) = task.await {
                 tracing::error!(task = name, message = panic_message(&*panic), "task panicked");
             }
         }))
@@ -91,11 +93,19 @@ impl Tasks {
         let shutdown = self.shutdown.clone();
         tokio::spawn(self.tracker.track_future(async move {
             tokio::select! {
+                biased;
                 () = task => {}
                 () = shutdown.stopped() => {}
             }
         }))
     }
+}
+
+/// A task whose panic is a value. Boxed: each block of code around a future that it is given holds room for it twice.
+fn contained(
+    task: impl Future<Output = ()> + Send + 'static,
+) -> impl Future<Output = Result<(), Box<dyn Any + Send>>> + Send + 'static {
+    AssertUnwindSafe(Box::pin(task)).catch_unwind()
 }
 
 /// A spawned task.

@@ -4,9 +4,9 @@ use prost::Message;
 use tonic::codec::{BufferSettings, Codec};
 use tonic_prost::ProstCodec;
 
-/// Room of a stream's buffer to begin with, bytes: enough for many tokens. tonic's own is eight times as large, and every
-/// open stream has one of each direction; a larger message makes room for itself.
-const BUFFER_BYTES: usize = 1 << 10;
+/// Room of a stream's buffer to begin with, bytes: enough for some tokens. tonic's own is 8 KiB, and every open stream has
+/// one of each direction; a larger message makes room for itself.
+const BUFFER_BYTES: usize = 256;
 /// From so many bytes on what is written is handed on; tonic's own.
 const YIELD_BYTES: usize = 32 << 10;
 
