@@ -22,7 +22,7 @@ pub(crate) struct Started {
     pub model: Arc<Model>,
     /// Tokens of the prompt.
     pub prompt_tokens: usize,
-    /// Those tokens.
+    /// Those tokens, if the request asks for them; empty otherwise.
     pub prompt: Arc<[TokenId]>,
     /// The prompt's text, if the request asks for it.
     pub prompt_text: Option<String>,

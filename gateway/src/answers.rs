@@ -7,7 +7,7 @@ use std::time::Duration;
 use futures::Stream;
 use futures::future::{BoxFuture, FutureExt};
 use futures::stream::{BoxStream, SelectAll, StreamExt};
-use proto::{Generation, Placed, Reason, RequestId};
+use proto::{Generation, Placed, Reason, RequestId, TokenId};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 
@@ -55,10 +55,11 @@ impl Prepared {
     }
 
     pub(crate) fn started(&self) -> Started {
+        let prompt = &self.generation.tokens[..self.generation.prompt_len()];
         Started {
             model: self.model.clone(),
-            prompt_tokens: self.generation.prompt_len(),
-            prompt: self.generation.tokens[..self.generation.prompt_len()].into(),
+            prompt_tokens: prompt.len(),
+            prompt: if self.request.prompt_ids { prompt } else { &[] }.into(),
             prompt_text: self.prompt_text.clone(),
             seed: self.generation.sampling.seed,
         }
@@ -131,7 +132,7 @@ impl Answers {
     /// begins.
     pub(crate) async fn start(
         service: Arc<Service>,
-        prompts: Vec<Prepared>,
+        mut prompts: Vec<Prepared>,
         arrived: Duration,
     ) -> Result<Self, Fault> {
         let stopped = CancellationToken::new();
@@ -143,6 +144,11 @@ impl Answers {
             Wanted { n, best_of, ranked }
         });
         let wanted = wanted.collect();
+        // Nearly always one sequence is all there is: it needs no copy of its prompt.
+        let mut first_tokens = match prompts.first_mut() {
+            Some(first) if first.request.best_of == 1 => Some(std::mem::take(&mut first.generation.tokens)),
+            _ => None,
+        };
         let prompts: Arc<[Prepared]> = prompts.into();
         let gate = Arc::new(Semaphore::new(SEQUENCES_AT_ONCE));
         let deadline = prompts.first().map_or(service.config.timeout, |first| first.deadline(&service));
@@ -151,11 +157,18 @@ impl Answers {
         let mut sequences = Vec::new();
         let mut first = 0;
         for (prompt, prepared) in prompts.iter().enumerate() {
-            let (tell, told) = watch::channel(None);
+            let (mut tell, told) = match prepared.request.best_of {
+                1 => (None, None),
+                _ => Some(watch::channel(None)).unzip(),
+            };
             for index in 0..prepared.request.best_of {
                 let choice = first + index;
-                let role = if index == 0 { Role::Leader(tell.clone()) } else { Role::Follower(told.clone()) };
-                let waiting = Waiting { common: common.clone(), prompt, index, role };
+                let role = match &told {
+                    Some(told) if index > 0 => Role::Follower(told.clone()),
+                    _ => Role::Leader(tell.take()),
+                };
+                let tokens = first_tokens.take();
+                let waiting = Waiting { common: common.clone(), prompt, index, role, tokens };
                 sequences.push(waiting.pieces().map(move |piece| (choice, piece)).boxed());
             }
             first += prepared.request.best_of;
@@ -179,6 +192,11 @@ impl Answers {
     /// One for each prompt.
     pub(crate) fn started(&self) -> &[Started] {
         &self.started
+    }
+
+    /// The same, for who needs them no more: a stream would keep its prompt until it ends.
+    pub(crate) fn take_started(&mut self) -> Vec<Started> {
+        std::mem::take(&mut self.started)
     }
 
     /// How long the first token waited for its step, if it was not taken yet.
@@ -324,12 +342,14 @@ struct Waiting {
     prompt: usize,
     index: usize,
     role: Role,
+    /// Its tokens, where its prompt has left them to it. It is the first of its call, which is started once.
+    tokens: Option<Vec<TokenId>>,
 }
 
 /// What a sequence is to the others of its prompt.
 enum Role {
-    /// Computes the prompt, and tells where.
-    Leader(watch::Sender<Option<Placed>>),
+    /// Computes the prompt, and tells where, if there are others.
+    Leader(Option<watch::Sender<Option<Placed>>>),
     /// Waits for that.
     Follower(watch::Receiver<Option<Placed>>),
 }
@@ -348,7 +368,8 @@ impl Waiting {
             let mut running = match sequence {
                 Sequence::Over => return None,
                 Sequence::Running(running) => running,
-                Sequence::Waiting(waiting) => match waiting.run().await {
+                // Boxed: what starting takes would be kept as long as the sequence runs.
+                Sequence::Waiting(waiting) => match Box::pin(waiting.run()).await {
                     Ok(running) => Box::new(running),
                     Err(fault) => return Some((Err(fault), Sequence::Over)),
                 },
@@ -363,9 +384,9 @@ impl Waiting {
 
     /// Waits until the prompt's KV is somewhere and there is room among the sequences of the call, then starts.
     async fn run(self) -> Result<Running, Fault> {
-        let Self { common, prompt, index, role } = self;
+        let Self { common, prompt, index, role, mut tokens } = self;
         let (beside, tell) = match role {
-            Role::Leader(tell) => (None, Some(tell)),
+            Role::Leader(tell) => (None, tell),
             Role::Follower(mut told) => {
                 // Without a word the leader failed, and with it the call.
                 let beside = told.wait_for(Option::is_some).await.map(|beside| beside.clone());
@@ -377,7 +398,10 @@ impl Waiting {
         let is_first = prompt == 0 && index == 0;
         let deadline = common.arrived.saturating_add(prepared.deadline(&common.service));
         loop {
-            let generation = prepared.sequence(index, beside.clone());
+            let mut generation = prepared.sequence(index, beside.clone());
+            if let Some(tokens) = tokens.take() {
+                generation.tokens = tokens;
+            }
             let service = common.service.clone();
             let answer = Answer::start(service, prepared, generation, common.arrived).await;
             match answer {

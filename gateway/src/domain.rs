@@ -47,6 +47,8 @@ pub struct Request {
     pub ranked: bool,
     /// The answer's writer wants the prompt's text.
     pub echo: bool,
+    /// It wants the ids of the prompt's tokens.
+    pub prompt_ids: bool,
     /// What the dialect calls the fields that admission may find at fault.
     pub names: FieldNames,
 }
@@ -71,6 +73,7 @@ impl Request {
             truncate: None,
             stoppable: None,
             echo: false,
+            prompt_ids: false,
             names,
         }
     }

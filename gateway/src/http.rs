@@ -301,9 +301,9 @@ async fn answer<F: Family, W: Writer>(
 
 /// Sends an answer piece by piece. Each event is a chunk of its own, so that clients that take a chunk for an event
 /// are right. When the client goes away the body is dropped, and with it the request everywhere.
-fn stream<F: Family, W: Writer>(answers: Answers, mut writer: W, ticket: Ticket) -> Response {
+fn stream<F: Family, W: Writer>(mut answers: Answers, mut writer: W, ticket: Ticket) -> Response {
     let mut events = Events::new();
-    writer.begin(answers.started(), &mut events);
+    writer.begin(&answers.take_started(), &mut events);
     let state = Streaming { answers, writer, ticket, events, sent: 0, ended: false };
     let body = futures::stream::unfold(state, |mut state| async move {
         let event = state.next::<F>().await?;

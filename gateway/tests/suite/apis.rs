@@ -191,6 +191,27 @@ async fn a_chat_answers_whole() {
 }
 
 #[tokio::test]
+async fn the_tokens_of_a_prompt_are_told_where_asked() {
+    let cluster = Cluster::start(&["r0"], |_| ()).await;
+    let chat =
+        json!({"messages": [{"role": "user", "content": "x"}], "max_tokens": 2, "return_token_ids": true});
+    let (_, body) = cluster.answer("/v1/chat/completions", &chat).await;
+    let answer: Value = serde_json::from_str(&body).unwrap();
+    let computed = cluster.script.take_seen()[0].1.tokens.clone();
+    assert_eq!(answer["prompt_token_ids"], json!(computed));
+    for stream in [false, true] {
+        let body =
+            json!({"prompt": ["ab", "cd"], "max_tokens": 1, "echo": true, "logprobs": 0, "stream": stream});
+        let (status, body) = cluster.answer("/v1/completions", &body).await;
+        assert_eq!(status, 200);
+        // Of its prompt's tokens the first is known by its id alone.
+        for first in ["a", "c"] {
+            assert!(body.contains(&format!("\"tokens\":[\"{first}\"")), "{body}");
+        }
+    }
+}
+
+#[tokio::test]
 async fn a_stop_string_ends_the_text_wherever_tokens_are_cut_and_stops_the_router() {
     let cluster = Cluster::start(&["r0"], |_| ()).await;
     cluster.script.goes_on_with(&[ABC, DEF, GH, u32::from(b'I'), u32::from(b'J'), u32::from(b'K')]);

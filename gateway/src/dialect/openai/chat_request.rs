@@ -57,6 +57,7 @@ pub(crate) fn parse(body: &[u8], setting: &Setting<'_>) -> Result<Call<ChatWrite
     let reasoning = fields.flag("include_reasoning")?.unwrap_or(true);
     let by_id = fields.flag("return_tokens_as_token_ids")?.unwrap_or(false);
     let token_ids = fields.flag("return_token_ids")?.unwrap_or(false);
+    request.prompt_ids = token_ids;
     fields.finish(ROUTE);
 
     let model = (setting.model)(request.model.as_deref())?;

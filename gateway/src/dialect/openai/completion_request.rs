@@ -49,6 +49,8 @@ pub(crate) fn parse(body: &[u8]) -> Result<Call<CompletionWriter>, Fault> {
     // An echoed prompt has log-probabilities like the rest of the text.
     let echoed = logprobs.filter(|_| request.echo);
     request.sampling.prompt_logprobs = prompt_logprobs.max(echoed);
+    // Nothing else tells of the first.
+    request.prompt_ids = echoed.is_some();
     let shape = CompletionShape {
         n: request.n,
         logprobs,
@@ -205,6 +207,8 @@ mod tests {
         assert_eq!(of(json!({"logprobs": 3, "echo": true, "prompt_logprobs": 1})), (Some(3), Some(3)));
         assert_eq!(of(json!({"prompt_logprobs": 1})), (None, Some(1)));
         assert_eq!(of(json!({"echo": true})), (None, None));
+        let ids = |body: Value| with(body).map(|request| request.prompt_ids).unwrap();
+        assert!(ids(json!({"logprobs": 3, "echo": true})) && !ids(json!({"logprobs": 3})));
     }
 
     #[test]

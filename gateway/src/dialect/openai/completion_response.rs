@@ -51,7 +51,9 @@ pub(crate) struct CompletionWriter {
 
 /// A prompt of a stream.
 struct PromptState {
-    tokens: Arc<[TokenId]>,
+    tokens: usize,
+    /// The first of them, where logprobs begin with it.
+    first: Option<TokenId>,
     text: String,
     report: Option<PromptReport>,
 }
@@ -168,7 +170,8 @@ impl CompletionWriter {
         self.prompts = started
             .iter()
             .map(|started| PromptState {
-                tokens: started.prompt.clone(),
+                tokens: started.prompt_tokens,
+                first: started.prompt.first().copied(),
                 text: started.prompt_text.clone().unwrap_or_default(),
                 report: None,
             })
@@ -181,7 +184,7 @@ impl CompletionWriter {
     }
 
     fn usage(&self) -> Usage {
-        let prompt_tokens = self.prompts.iter().map(|prompt| prompt.tokens.len()).sum();
+        let prompt_tokens = self.prompts.iter().map(|prompt| prompt.tokens).sum();
         let completion_tokens = self.choices.iter().map(|choice| choice.generated + choice.unreturned).sum();
         let reports = self.prompts.iter().filter_map(|prompt| prompt.report.as_ref());
         let cached_tokens = reports.map(|report| report.cached_tokens).sum();
@@ -234,7 +237,7 @@ impl CompletionWriter {
     /// The lists of an echoed prompt: of its first token nothing is known.
     fn echoed(&self, prompt: &PromptState, place: &mut Place) -> Logprobs {
         let mut logprobs = Logprobs::default();
-        if let Some(&first) = prompt.tokens.first() {
+        if let Some(first) = prompt.first {
             logprobs.text_offset.push(place.before(first));
             logprobs.token_logprobs.push(None);
             logprobs.tokens.push(shown(&self.model().text, first, self.spelling()));

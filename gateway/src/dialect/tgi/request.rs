@@ -83,6 +83,7 @@ fn read(fields: &mut Fields, request: &mut Request, config: &Config, stream: boo
         return Err(fields.fault("decoder_input_details", "is not allowed in a stream"));
     }
     request.sampling.prompt_logprobs = prefill.then_some(0);
+    request.prompt_ids = prefill;
     let top = sampling::logprobs(fields, "top_n_tokens")?.unwrap_or(0);
     request.sampling.logprobs = (top > 0).then_some(top);
     Ok(Shape {
@@ -201,6 +202,7 @@ mod tests {
         expected.max_tokens = MaxTokens::Clamp(5);
         expected.stop = Stop { strings: vec!["photographer".into()], include: true, ..Stop::default() };
         expected.truncate = Some(Truncate::Last(9));
+        expected.prompt_ids = true;
         assert_eq!(at(Route::Generate, &body), Ok((expected, false)));
     }
 
