@@ -1,4 +1,4 @@
-//! Discovery from a fixed file.
+//! Discovery from a fixed file and from names.
 
 #![expect(clippy::unwrap_used, reason = "these are tests")]
 
@@ -68,12 +68,42 @@ async fn a_file_that_is_broken_from_the_start_says_what_is_wrong() {
     }
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn every_address_of_a_name_is_a_member() {
+    let context = Context::new("watcher", Vec::new());
+    let source = "dns:router=127.0.0.1:9100,decode=localhost:9201,prefill=no-such-name.invalid:9101".parse();
+    let mut members = discovery::watch(source.unwrap(), &context.tasks, &context.shutdown).unwrap();
+    tokio::time::timeout(Duration::from_secs(10), members.changed()).await.unwrap().unwrap();
+    let members = members.borrow_and_update().clone();
+    let (first, others) = members.split_first().unwrap();
+    assert_eq!(*first, member(Role::Router, "127.0.0.1:9100"));
+    assert!(!others.is_empty());
+    for other in others {
+        let address: std::net::SocketAddr = other.address.parse().unwrap();
+        assert!(
+            other.role == Role::Decode && address.ip().is_loopback() && address.port() == 9201,
+            "{other:?}"
+        );
+    }
+    context.shutdown.stop();
+    tokio::time::timeout(Duration::from_secs(1), context.tasks.wait()).await.unwrap();
+}
+
 #[test]
 fn sources_are_parsed() {
     assert_eq!("fixed:a.toml".parse::<DiscoverySource>().unwrap(), DiscoverySource::Fixed("a.toml".into()));
+    let name = |role, host_port: &str| discovery::Name { role, host_port: host_port.to_owned() };
+    assert_eq!(
+        "dns:prefill=prefill.baton:9101,decode=[::1]:9201".parse::<DiscoverySource>().unwrap(),
+        DiscoverySource::Dns(vec![
+            name(Role::Prefill, "prefill.baton:9101"),
+            name(Role::Decode, "[::1]:9201")
+        ])
+    );
     for (value, expected) in [
+        ("dns:cook=a:1", "expected dns:ROLE=HOST:PORT"),
         ("etcd:http://127.0.0.1:2379", "etcd is not built in yet"),
-        ("fixed:", "expected fixed:FILE, got \"fixed:\""),
+        ("fixed:", "…, got \"fixed:\""),
         ("members.toml", "expected fixed:FILE"),
     ] {
         let error = value.parse::<DiscoverySource>().unwrap_err().to_string();

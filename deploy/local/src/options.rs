@@ -46,7 +46,7 @@ impl ProcessConfig {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ClusterConfig {
-    /// Where the other services are listed: `fixed:FILE`.
+    /// Where the other services are listed: `fixed:FILE`, or `dns:ROLE=HOST:PORT,…` where each address of a name is one.
     pub discovery: Option<String>,
     /// Address to serve metrics at, `host:port`; none when absent.
     pub metrics_listen: Option<String>,

@@ -53,7 +53,12 @@ pub(crate) async fn run(service: Service, cluster: ClusterConfig, grace: Duratio
     let signals = Signals::listen()?;
     let source: DiscoverySource = cluster
         .discovery
-        .ok_or_else(|| Error::option("--discovery", "expected fixed:FILE, the list of the other services"))?
+        .ok_or_else(|| {
+            Error::option(
+                "--discovery",
+                "expected fixed:FILE or dns:ROLE=HOST:PORT,…, where the other services are",
+            )
+        })?
         .parse()?;
     let name = service.name();
     let mut context = Context::new(name, Vec::new());

@@ -45,7 +45,7 @@ pub(crate) struct ProcessOptions {
 #[derive(Args, Serialize)]
 #[command(next_help_heading = "Cluster")]
 pub(crate) struct ClusterOptions {
-    /// Where the other services are listed: fixed:FILE
+    /// Where the other services are listed: fixed:FILE, or dns:ROLE=HOST:PORT,… where each address of a name is one
     #[arg(long, value_name = "SOURCE")]
     discovery: Option<String>,
     /// Address to serve metrics at [default: none]

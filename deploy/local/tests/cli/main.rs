@@ -262,3 +262,35 @@ fn each_service_runs_alone_and_drains() {
         assert!(stdout.is_empty(), "{stdout}");
     }
 }
+
+#[test]
+fn services_find_each_other_by_name() {
+    let taken = Taken::new(5);
+    let [router, prefill, decode, http, grpc] = [0, 1, 2, 3, 4].map(|index| taken.address(index));
+    drop(taken);
+    let discovery = format!("dns:router={router},prefill={prefill},decode={decode}");
+    let common = ["--metrics-listen", "127.0.0.1:0", "--discovery", &discovery];
+    let services: [(&str, &[&str]); 4] = [
+        ("router", &["--listen", &router]),
+        ("prefill-worker", &["sim:", "--threads", "1", "--listen", &prefill]),
+        ("decode-worker", &["sim:", "--threads", "1", "--listen", &decode]),
+        ("gateway", &["--listen", &http, "--grpc-listen", &grpc]),
+    ];
+    let _running = services.map(|(name, own)| Running::start(baton(&[name]).args(common).args(own)));
+    // Ready is a gateway once a request has gone all the way.
+    let start = Instant::now();
+    while !get(&http, "/v2/health/ready").is_ok_and(|answer| answer.starts_with("HTTP/1.1 200 ")) {
+        assert!(start.elapsed() < PATIENCE, "the gateway is ready");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// What a server answers, head and all.
+fn get(address: &str, path: &str) -> std::io::Result<String> {
+    let mut stream = TcpStream::connect(address)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    write!(stream, "GET {path} HTTP/1.1\r\nhost: baton\r\nconnection: close\r\n\r\n")?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    Ok(answer)
+}
