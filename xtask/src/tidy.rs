@@ -12,7 +12,7 @@ use crate::process::{command, output};
 
 /// Which crates of the workspace each crate may depend on: the import table of ARCHITECTURE.md. Test-only
 /// dependencies are free.
-const MAY_IMPORT: [(&str, &[&str]); 13] = [
+const MAY_IMPORT: [(&str, &[&str]); 14] = [
     ("proto", &[]),
     ("checkpoint", &["proto"]),
     ("node", &["proto"]),
@@ -26,6 +26,7 @@ const MAY_IMPORT: [(&str, &[&str]); 13] = [
     ("baton-tests", &["proto"]),
     ("baton-fuzz", &["proto", "checkpoint", "gateway"]),
     ("xtask", &[]),
+    ("protoc", &[]),
 ];
 
 /// Crates that must never be linked, directly or not: by whom, whom, and why.
