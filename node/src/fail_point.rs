@@ -33,6 +33,11 @@ pub fn fail_point_blocking(name: &'static str) {
     }
 }
 
+/// True when something is to go wrong here: the fail point is armed. `NAME=2*off->1*return->off` is the third time alone.
+pub fn goes_wrong(name: &'static str) -> bool {
+    reached(name).is_some()
+}
+
 /// How long to stand still.
 #[cfg_attr(not(feature = "failpoints"), expect(dead_code, reason = "made with the feature"))]
 enum Stop {

@@ -1,4 +1,4 @@
-//! The places where the fault tests can stop a worker, each in one phase of a request.
+//! The places where the fault tests can stop a worker, each in one phase of a request, or have a transfer go wrong.
 //!
 //! Without the cargo feature `failpoints` of `node` they do nothing. With it, a process whose configuration names
 //! one stands still there, so that a test can kill it (or a peer of it) in exactly that phase.
@@ -14,6 +14,12 @@ pub const PREFILL_ISSUED: &str = "prefill.issued";
 
 /// The owner sent the first block of a hand-off.
 pub const PREFILL_TRANSFERRING: &str = "prefill.transferring";
+
+/// A block of a hand-off has a bit turned over on its way out.
+pub const TRANSFER_CORRUPTED: &str = "transfer.corrupted";
+
+/// A fetch ends in place of a block.
+pub const TRANSFER_CUT: &str = "transfer.cut";
 
 /// A decode call was received; the core has not heard of it.
 pub const DECODE_QUEUED: &str = "decode.queued";

@@ -80,7 +80,15 @@ impl Outgoing {
             self.first_block = FirstBlock::Passed;
             node::fail_point(fail_points::PREFILL_TRANSFERRING).await;
         }
-        let item = self.stream.next().await?;
+        let mut item = self.stream.next().await?;
+        if let Ok(FetchItem::Block(block)) = &mut item {
+            if node::goes_wrong(fail_points::TRANSFER_CUT) {
+                return None;
+            }
+            if node::goes_wrong(fail_points::TRANSFER_CORRUPTED) {
+                block.slabs[0] ^= 1;
+            }
+        }
         if self.first_block == FirstBlock::Ahead && matches!(item, Ok(FetchItem::Block(_))) {
             self.first_block = FirstBlock::JustSent;
         }
