@@ -19,7 +19,7 @@ use tokio_util::task::TaskTracker;
 use tower::{Service, ServiceExt};
 
 use crate::linger::{Lingering, Unread};
-use crate::network::{CONNECTION_WINDOW_BYTES, FRAME_BYTES_MAX, STREAM_WINDOW_BYTES};
+use crate::network::{CONNECTION_WINDOW_BYTES, FRAME_BYTES_MAX, KEEP_ALIVE, STREAM_WINDOW_BYTES};
 use crate::{Error, Shutdown, Tasks, Tls};
 
 /// Most calls of another service on one connection at a time. hyper's default of 200 would silently queue a busy
@@ -112,7 +112,7 @@ impl Manner {
     pub(crate) fn services() -> Self {
         Self {
             protocol: Protocol::Grpc,
-            keep_alive: Duration::from_secs(1),
+            keep_alive: KEEP_ALIVE,
             streams_max: STREAMS_MAX,
             windows: (STREAM_WINDOW_BYTES, CONNECTION_WINDOW_BYTES),
             tls: None,

@@ -32,6 +32,11 @@ pub(crate) const STREAM_WINDOW_BYTES: u32 = 16 << 20;
 /// HTTP/2 flow control window of one connection.
 pub(crate) const CONNECTION_WINDOW_BYTES: u32 = 64 << 20;
 
+/// Quiet time on a connection between services after which the peer is asked whether it lives, and time that it has to
+/// answer. Together they are how long a dead peer goes unnoticed, which has to stay well within two seconds; each alone is
+/// how long a live one may be kept from its core.
+pub(crate) const KEEP_ALIVE: Duration = Duration::from_millis(750);
+
 /// How TCP channels behave.
 #[derive(Clone, Debug)]
 pub struct NetworkConfig {
@@ -49,8 +54,8 @@ impl Default for NetworkConfig {
     fn default() -> Self {
         Self {
             connect_timeout: Duration::from_secs(1),
-            keep_alive_interval: Duration::from_secs(1),
-            keep_alive_timeout: Duration::from_secs(1),
+            keep_alive_interval: KEEP_ALIVE,
+            keep_alive_timeout: KEEP_ALIVE,
             channels_max: 1024,
         }
     }
