@@ -1,9 +1,10 @@
-//! A cluster of real processes on loopback, each on ports of its own, each killed when dropped.
+//! A cluster of real processes, each killed when dropped: on loopback, each on ports of its own, or [`apart`], each in a
+//! network namespace of its own.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs;
-use std::net::TcpListener;
+use std::net::{Ipv4Addr, TcpListener};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU16, Ordering};
@@ -11,12 +12,16 @@ use std::time::{Duration, Instant};
 
 use crate::golden;
 use crate::metrics::Metrics;
+use crate::net::Net;
 
 /// The model's public name in every test.
 pub const MODEL: &str = "SmolLM2-135M-Instruct";
 
 /// How long a process may take to load, or a phase to be reached.
 pub const PATIENCE: Duration = Duration::from_secs(90);
+
+/// How long a scrape may take: a process that stands still gives none.
+const SCRAPE_MAX: Duration = Duration::from_secs(5);
 
 /// Which service a process runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -57,9 +62,10 @@ impl Service {
 /// A process's name: its service and its number among those of that service.
 pub type Name = (Service, usize);
 
-/// Ports of one process: they outlive it, so that it can be started again at its address.
+/// Where one process is: that outlives it, so that it can be started again at its address.
 #[derive(Clone, Copy, Debug)]
 struct Ports {
+    host: Ipv4Addr,
     listen: u16,
     grpc: u16,
     metrics: u16,
@@ -80,12 +86,18 @@ impl Drop for Process {
 /// How to start a cluster.
 #[derive(Clone, Debug, Default)]
 pub struct Settings {
+    /// Variables of every process's environment.
+    pub environment: Vec<(String, String)>,
+    /// Further arguments of every gateway.
+    pub gateway: Vec<String>,
     /// Further arguments of every router.
     pub router: Vec<String>,
     /// Further arguments of every worker.
     pub worker: Vec<String>,
     /// Further arguments of `baton serve`.
     pub serve: Vec<String>,
+    /// What workers serve; the default model when empty.
+    pub model: String,
 }
 
 /// Processes, their ports, and the discovery file that names them.
@@ -95,19 +107,53 @@ pub struct Cluster {
     ports: BTreeMap<Name, Ports>,
     processes: BTreeMap<Name, Process>,
     http: reqwest::Client,
+    /// Dropped after the processes: a namespace goes when nothing lives in it.
+    net: Option<Net>,
+}
+
+/// Runs `work` on a cluster whose processes live in namespaces of their own, on a thread and a runtime that can reach
+/// them. A panic of `work` goes on here, after everything was taken down.
+///
+/// # Panics
+/// Without root or iproute2.
+pub fn apart<F, T>(settings: Settings, work: impl FnOnce(Cluster) -> F + Send + 'static) -> T
+where
+    F: Future<Output = T>,
+    T: Send + 'static,
+{
+    let thread = std::thread::spawn(move || {
+        let net = Net::new();
+        net.enter();
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+        runtime.expect("a runtime").block_on(async {
+            let mut cluster = Cluster::new(settings);
+            cluster.net = Some(net);
+            work(cluster).await
+        })
+    });
+    thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
 impl Cluster {
-    /// A cluster with one gateway and no process yet.
+    /// A cluster on loopback with no process yet.
     ///
     /// # Panics
     /// When the temporary folder cannot be made.
     pub fn new(settings: Settings) -> Self {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let http = reqwest::Client::new();
-        let mut cluster = Self { folder, settings, ports: BTreeMap::new(), processes: BTreeMap::new(), http };
+        let (ports, processes) = (BTreeMap::new(), BTreeMap::new());
+        let mut cluster = Self { folder, settings, ports, processes, http, net: None };
         cluster.write_members();
         cluster
+    }
+
+    /// The network of a cluster that is [`apart`].
+    ///
+    /// # Panics
+    /// On loopback, which has none of its own.
+    pub fn net(&self) -> &Net {
+        self.net.as_ref().expect("the cluster is apart")
     }
 
     /// Starts a process, or starts it again at its old ports.
@@ -123,22 +169,28 @@ impl Cluster {
     /// # Panics
     /// When it cannot be started.
     pub fn spawn_with(&mut self, name: Name, arguments: &[&str]) {
-        let ports = *self.ports.entry(name).or_insert_with(|| Ports {
-            listen: free_port(),
-            grpc: free_port(),
-            metrics: free_port(),
-        });
+        let is_apart = self.net.is_some();
+        let ports = *self
+            .ports
+            .entry(name)
+            .or_insert_with(|| if is_apart { Ports::apart(name) } else { Ports::loopback() });
+        if let Some(net) = &mut self.net {
+            net.add(&host(name), ports.host);
+        }
         self.write_members();
         let (service, index) = name;
         let log = self.folder.path().join(format!("{}-{index}.log", service.command()));
         let output = fs::File::create(&log).expect("a log file");
-        let mut command = Command::new(binary());
+        let mut command = match &self.net {
+            Some(net) => net.command(&host(name), &binary()),
+            None => Command::new(binary()),
+        };
         command.arg(service.command());
         command.stdin(Stdio::null()).stdout(output.try_clone().expect("a second handle")).stderr(output);
         if service != Service::Serve {
             command
-                .args(["--listen", &format!("127.0.0.1:{}", ports.listen)])
-                .args(["--metrics-listen", &format!("127.0.0.1:{}", ports.metrics)])
+                .args(["--listen", &ports.address(ports.listen)])
+                .args(["--metrics-listen", &ports.address(ports.metrics)])
                 .args(["--discovery", &format!("fixed:{}", self.members_file().display())]);
         }
         match service {
@@ -153,13 +205,21 @@ impl Cluster {
                     .args(&self.settings.serve);
             }
             Service::Gateway => {
-                command.args(["--grpc-listen", &format!("127.0.0.1:{}", ports.grpc)]);
+                command.args(["--grpc-listen", &ports.address(ports.grpc)]);
+                command.args(&self.settings.gateway);
             }
             Service::Router => {
                 command.args(&self.settings.router);
             }
             Service::Prefill | Service::Decode => {
-                command.arg("--model").arg(golden::model()).args(["--served-name", MODEL]);
+                if !arguments.contains(&"--model") {
+                    let model = &self.settings.model;
+                    let model = if model.is_empty() { golden::model() } else { model.into() };
+                    command.arg("--model").arg(model);
+                }
+                if !arguments.contains(&"--served-name") {
+                    command.args(["--served-name", MODEL]);
+                }
                 command.args(&self.settings.worker);
             }
         }
@@ -167,6 +227,7 @@ impl Cluster {
         // An old life's fail points and marks are not this one's.
         fs::write(self.fail_points_file(name), "").expect("the fail point file can be written");
         command.env("FAILPOINTS_FILE", self.fail_points_file(name));
+        command.envs(self.settings.environment.iter().cloned());
         let child = command.spawn().expect("the baton binary starts");
         self.processes.insert(name, Process { child, log });
     }
@@ -177,8 +238,26 @@ impl Cluster {
     /// # Panics
     /// When the process does not take it in time.
     pub async fn arm(&self, name: Name, point: &str) {
-        fs::write(self.fail_points_file(name), point).expect("the fail point file can be written");
-        self.wait_log(name, &format!("fail point set: {point}")).await;
+        let file = self.fail_points_file(name);
+        if fs::read_to_string(&file).is_ok_and(|armed| armed == point) {
+            return;
+        }
+        let said = format!("fail point set: {point}");
+        let before = self.count_log(name, &said);
+        // A new file in the old one's place: half a line would be another point.
+        let new = file.with_extension("new");
+        fs::write(&new, point).expect("the fail point file can be written");
+        fs::rename(new, file).expect("the fail point file can be replaced");
+        let until = Instant::now() + PATIENCE;
+        while self.count_log(name, &said) == before {
+            assert!(Instant::now() < until, "{name:?} takes {point}; logs:\n{}", self.logs());
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    /// How often a process printed `text`.
+    pub fn count_log(&self, name: Name, text: &str) -> usize {
+        self.log(name).matches(text).count()
     }
 
     /// Kills a process without warning, as `kill -9` does.
@@ -187,6 +266,12 @@ impl Cluster {
     /// When it does not run.
     pub fn kill(&mut self, name: Name) {
         assert!(self.processes.remove(&name).is_some(), "{name:?} runs");
+    }
+
+    /// Takes a process that was killed off the list that discovery has.
+    pub fn forget(&mut self, name: Name) {
+        self.ports.remove(&name);
+        self.write_members();
     }
 
     /// Sends a signal to a process by name (`TERM`, `STOP`, `CONT`, …).
@@ -226,6 +311,30 @@ impl Cluster {
         }
     }
 
+    /// The HTTP and gRPC addresses that clients use.
+    pub fn gateway(&self) -> (String, String) {
+        let front = self.front();
+        (front.address(front.listen), front.address(front.grpc))
+    }
+
+    /// The same of one gateway of several.
+    ///
+    /// # Panics
+    /// When it was not started.
+    pub fn gateway_at(&self, name: Name) -> (String, String) {
+        let ports = self.ports[&name];
+        (ports.address(ports.listen), ports.address(ports.grpc))
+    }
+
+    /// The address that a process serves the cluster at.
+    ///
+    /// # Panics
+    /// When it was not started.
+    pub fn address(&self, name: Name) -> String {
+        let ports = self.ports[&name];
+        ports.address(ports.listen)
+    }
+
     /// The gateway's HTTP port.
     pub fn http_port(&self) -> u16 {
         self.front().listen
@@ -262,7 +371,7 @@ impl Cluster {
     /// # Panics
     /// When it does not in time; the message carries every log.
     pub async fn wait_ready(&self) {
-        let url = format!("http://127.0.0.1:{}/v2/health/ready", self.http_port());
+        let url = format!("http://{}/v2/health/ready", self.gateway().0);
         let until = Instant::now() + PATIENCE;
         while Instant::now() < until {
             if let Ok(response) = self.http.get(&url).send().await
@@ -292,8 +401,9 @@ impl Cluster {
 
     /// A scrape of a process's metrics; empty when it does not answer.
     pub async fn metrics(&self, name: Name) -> Metrics {
-        let url = format!("http://127.0.0.1:{}/metrics", self.ports[&name].metrics);
-        let Ok(response) = self.http.get(url).send().await else { return Metrics::default() };
+        let ports = self.ports[&name];
+        let request = self.http.get(format!("http://{}/metrics", ports.address(ports.metrics)));
+        let Ok(response) = request.timeout(SCRAPE_MAX).send().await else { return Metrics::default() };
         Metrics::parse(&response.text().await.unwrap_or_default())
     }
 
@@ -301,6 +411,11 @@ impl Cluster {
     pub fn workers(&self) -> Vec<Name> {
         let is_worker = |name: &&Name| matches!(name.0, Service::Prefill | Service::Decode);
         self.processes.keys().filter(is_worker).copied().collect()
+    }
+
+    /// The names of the running processes of a service.
+    pub fn running(&self, service: Service) -> Vec<Name> {
+        self.processes.keys().filter(|name| name.0 == service).copied().collect()
     }
 
     /// Every log, for a failure's message.
@@ -326,14 +441,37 @@ impl Cluster {
         let mut text = String::new();
         for ((service, _), ports) in &self.ports {
             if let Some(role) = service.role() {
-                let _ =
-                    writeln!(text, "[[member]]\nrole = \"{role}\"\naddress = \"127.0.0.1:{}\"", ports.listen);
+                let address = ports.address(ports.listen);
+                let _ = writeln!(text, "[[member]]\nrole = \"{role}\"\naddress = \"{address}\"");
             }
         }
         let new = self.folder.path().join("members.new");
         fs::write(&new, text).expect("the discovery file can be written");
         fs::rename(new, self.members_file()).expect("the discovery file can be replaced");
     }
+}
+
+impl Ports {
+    /// Free ones.
+    fn loopback() -> Self {
+        let host = Ipv4Addr::LOCALHOST;
+        Self { host, listen: free_port(), grpc: free_port(), metrics: free_port() }
+    }
+
+    /// Those of a host that the process has for itself.
+    fn apart((service, index): Name) -> Self {
+        let host = Ipv4Addr::new(10, 77, service as u8 + 1, index as u8 + 1);
+        Self { host, listen: 9000, grpc: 9001, metrics: 9002 }
+    }
+
+    fn address(&self, port: u16) -> String {
+        format!("{}:{port}", self.host)
+    }
+}
+
+/// The name of a process's host.
+pub fn host((service, index): Name) -> String {
+    format!("{}{index}", service.command().replace("-worker", ""))
 }
 
 /// The binary under test: built with fail points by `cargo xtask test`.

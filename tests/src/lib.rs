@@ -5,4 +5,6 @@ pub mod client;
 pub mod cluster;
 pub mod golden;
 pub mod metrics;
+pub mod net;
+pub mod quiet;
 pub mod script;
