@@ -2,6 +2,7 @@
 
 use anyhow::Result;
 
+use crate::faults;
 use crate::model;
 use crate::process::{command, run as run_to_end, target};
 
@@ -12,6 +13,8 @@ pub(crate) enum Name {
     Engine,
     /// CPU and memory that a gateway spends on requests and streams, beside a bare server of the same events
     Gateway,
+    /// Time until everything is free when a client leaves, and until a dead peer is known as such
+    Freeing,
     /// Time that grammars take: the vocabulary, compiling each schema of the corpus, and each mask
     Grammar,
 }
@@ -42,6 +45,7 @@ pub(crate) fn run(name: Name) -> Result<()> {
             cost.arg(built.join("baton"));
             run_to_end(cost)
         }
+        Name::Freeing => faults::test("freeing", &["--disconnects=400".to_owned()]),
         Name::Grammar => {
             let model = model::fetch(model::Name::Smollm2)?;
             let example = [

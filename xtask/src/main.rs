@@ -2,6 +2,7 @@
 
 mod bench;
 mod clients;
+mod faults;
 mod fuzz;
 mod model;
 mod process;
@@ -42,6 +43,25 @@ enum Task {
     },
     /// Install the Python clients that the end-to-end tests run, and print the folder as the last word
     FetchClients,
+    /// Install what the tests need that lay networks of their own
+    FetchNetwork,
+    /// Run the twelve scenarios of faults, as root, and print their table
+    Scenarios {
+        /// Words of which a scenario's name must have one; all scenarios by default
+        names: Vec<String>,
+    },
+    /// Run streams under constant faults, as root, and print what became of them
+    Soak {
+        /// How long
+        #[arg(long, default_value_t = 2.0)]
+        minutes: f64,
+        /// Streams at a time
+        #[arg(long, default_value_t = 50)]
+        streams: usize,
+        /// Which faults: the number that an earlier run printed
+        #[arg(long)]
+        seed: Option<u64>,
+    },
     /// Build the binary that the end-to-end tests start, with fail points, into target/e2e
     E2eBinary,
     /// Give generated inputs to everything that reads outside data, or writes for outside readers
@@ -89,6 +109,9 @@ fn main() -> anyhow::Result<()> {
         Task::Tidy => tidy::check(&process::root()),
         Task::FetchModel { name } => model::fetch(name).map(|path| println!("model: {}", path.display())),
         Task::FetchClients => clients::fetch().map(|folder| println!("clients: {}", folder.display())),
+        Task::FetchNetwork => faults::fetch(),
+        Task::Scenarios { names } => faults::test("scenarios", &names),
+        Task::Soak { minutes, streams, seed } => faults::soak(minutes, streams, seed),
         Task::E2eBinary => stages::e2e_binary(),
         Task::Fuzz { short, seconds, target } => fuzz::run(&fuzz::Plan { short, seconds, only: target }),
         Task::Schemas { short } => schemas::check(short),
