@@ -35,6 +35,8 @@ pub struct Ask {
     pub id: Option<String>,
     /// The model; needed where several are served.
     pub model: Option<String>,
+    /// Time for all of it; the gateway's own limit when absent.
+    pub timeout: Option<Duration>,
 }
 
 impl Ask {
@@ -46,6 +48,7 @@ impl Ask {
             sampling: SamplingParams::default(),
             id: None,
             model: None,
+            timeout: None,
         }
     }
 
@@ -66,6 +69,7 @@ impl Ask {
             prompt: Some(wire::generate_request::Prompt::TokenIds(TokenIds { ids: self.prompt.clone() })),
             sampling: Some(self.sampling.clone().into()),
             max_tokens: Some(self.max_tokens as u64),
+            timeout_us: self.timeout.map(|timeout| timeout.as_micros() as u64),
             id: self.id.clone(),
             model: self.model.clone(),
             ignore_eos: true,

@@ -48,7 +48,8 @@ pub(crate) fn soak(minutes: f64, streams: usize, seed: Option<u64>) -> Result<()
 pub(crate) fn test(name: &str, arguments: &[String]) -> Result<()> {
     fetch()?;
     stages::e2e_binary()?;
-    let mut test = command("cargo", &["test", "--locked", "--package", "baton-tests", "--test", name, "--"]);
+    // With the features of all crates, as the command that runs every test builds it.
+    let mut test = command("cargo", &["test", "--locked", "--workspace", "--test", name, "--"]);
     test.args(arguments);
     run(test)
 }

@@ -6,6 +6,7 @@
 //! line choose the scenarios whose names have one of them.
 
 mod clock;
+mod deadline;
 mod kill;
 mod leave;
 mod mismatch;
@@ -38,14 +39,17 @@ const SCENARIOS: &[Scenario] = &[
     ("kill -9 gateway", kill::gateway),
     ("SIGSTOP", silence::stopped),
     ("half-open TCP", silence::cut),
+    ("deadline", deadline::deadlines),
     ("orphans exhaust the pool", leave::orphans),
     ("disconnect in each window", leave::in_each_window),
     ("restart at the same address", restart::same_address),
     ("mismatch", mismatch::mismatch),
     ("clock jump", clock::jumps),
     ("borders of blocks", restart::borders),
+    ("others go on", restart::others_go_on),
     ("lease expiry during read", transfer::lease),
     ("one transfer of several fails", transfer::one_fails),
+    ("many transfers fail", transfer::many_fail),
     ("stale, replayed, forged", transfer::references),
     ("a pause that is none", silence::paused),
 ];

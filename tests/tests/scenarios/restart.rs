@@ -2,9 +2,10 @@
 //! prompts whose length meets the border of a block.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use baton_tests::client::Ask;
-use baton_tests::cluster::{Service, apart};
+use baton_tests::cluster::{PATIENCE, Service, apart};
 
 use crate::report::{Report, Row};
 use crate::scene::{Fault, ONE_OF_EACH, Scene, settings};
@@ -59,6 +60,40 @@ pub(crate) fn borders(report: &Arc<Report>) {
             assert_eq!((answer.error, answer.tokens), (None, expected), "{} tokens", ask.prompt.len());
         }
         let row = Row { fault: "none".to_owned(), outcome: "all right".to_owned(), ..Row::default() };
+        scene.recovered(fault, row).await;
+    });
+}
+
+/// Streams that decode do not notice that prefill dies, and none of them is replayed.
+pub(crate) fn others_go_on(report: &Arc<Report>) {
+    let report = Arc::clone(report);
+    apart(settings(), move |cluster| async move {
+        let mut scene = Scene::start(cluster, &ONE_OF_EACH, "others go on", report).await;
+        let client = scene.client();
+        let asks: Vec<Ask> = (0..8).map(|_| Ask { max_tokens: 400, ..scene.ask() }).collect();
+        let running: Vec<_> = asks.iter().map(|ask| client.clone().watch(ask.clone())).collect();
+        let until = Instant::now() + PATIENCE;
+        while running.iter().any(|running| running.arrivals().len() < 10) {
+            assert!(Instant::now() < until, "all of them decode; logs:\n{}", scene.cluster.logs());
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        let fault = Fault::now();
+        scene.cluster.kill((Service::Prefill, 0));
+        for (running, ask) in running.into_iter().zip(&asks) {
+            let answer = running.answer().await;
+            assert_eq!((answer.error, answer.tokens), (None, scene.expected(ask)));
+        }
+        let retries = scene.cluster.metrics((Service::Router, 0)).await;
+        assert_eq!(retries.sum("baton_router_retries_total", &[]), 0.0, "logs:\n{}", scene.cluster.logs());
+        let detect = scene.detected(fault);
+        scene.cluster.spawn((Service::Prefill, 0));
+        scene.settled().await;
+        let row = Row {
+            fault: "kill -9 prefill while eight decode".to_owned(),
+            outcome: "all right".to_owned(),
+            detect,
+            ..Row::default()
+        };
         scene.recovered(fault, row).await;
     });
 }

@@ -49,6 +49,10 @@ pub(crate) fn one_fails(report: &Arc<Report>) {
                 failures += metrics.sum("baton_worker_kv_transfer_failures_total", &[&cause]);
             }
             assert_eq!(failures, 1.0, "{point}: failures counted as {cause}");
+            // Nor has what was damaged got into any cache.
+            for (ask, answer) in asks.iter().zip(scene.client().ask_all(&asks).await) {
+                assert_eq!((answer.error, answer.tokens), (None, scene.expected(ask)), "{point}: again");
+            }
             let row = Row {
                 fault: format!("a block of 1 of {SIBLINGS}: {}", point.trim_start_matches("transfer.")),
                 outcome: "all right".to_owned(),
@@ -57,6 +61,37 @@ pub(crate) fn one_fails(report: &Arc<Report>) {
             };
             scene.recovered(fault, row).await;
         }
+    });
+}
+
+/// Many times what the pools have room for goes through while blocks are damaged all the time.
+pub(crate) fn many_fail(report: &Arc<Report>) {
+    let report = Arc::clone(report);
+    let worker = words(
+        "--step-tokens 32 --kv-blocks 64 --lease-ttl-seconds 2 --renew-every-seconds 0.5 --prefix-cache=false",
+    );
+    let router = words("--placement split --attempts-max 100");
+    apart(Settings { worker, router, ..settings() }, move |cluster| async move {
+        let mut scene = Scene::start(cluster, &ONE_OF_EACH, "many transfers fail", report).await;
+        scene.cluster.arm(PREFILL, "transfer.corrupted=8%return").await;
+        let fault = Fault::now();
+        // Eight blocks each, of 64.
+        for _ in 0..10 {
+            let asks: Vec<_> = (0..SIBLINGS).map(|_| scene.ask()).collect();
+            for (ask, answer) in asks.iter().zip(scene.client().ask_all(&asks).await) {
+                assert_eq!(answer.error, None, "logs:\n{}", scene.cluster.logs());
+                assert_eq!(answer.tokens, scene.expected(ask));
+            }
+        }
+        let failed = scene.cluster.count_log(PREFILL, "fail point reached: transfer.corrupted");
+        assert!(failed > 10, "{failed} blocks were damaged");
+        scene.cluster.arm(PREFILL, "transfer.corrupted=off").await;
+        let row = Row {
+            fault: format!("{failed} damaged blocks in ten times the pool"),
+            outcome: "all right".to_owned(),
+            ..Row::default()
+        };
+        scene.recovered(fault, row).await;
     });
 }
 
