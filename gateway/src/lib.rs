@@ -72,6 +72,7 @@ pub async fn run(config: Config, context: Context) -> Result<(), Error> {
 /// # Errors
 /// An option without a valid value; an address that cannot be listened on.
 pub async fn bind(config: Config, context: Context) -> Result<Gateway, Error> {
+    let standing = context.readiness.join(&context.name, "no probe has come back yet");
     config.validate()?;
     let grpc_listen = Listener::parse("--grpc-listen", &config.grpc_listen)?;
     let (front, public) = (Front::read(&config)?, front::public(&config)?);
@@ -85,6 +86,7 @@ pub async fn bind(config: Config, context: Context) -> Result<Gateway, Error> {
         clock: context.clock,
         doubt: doubt.clone(),
         ready,
+        standing,
     };
     let in_house = config.requests_max.saturating_add(config.queue_max()).min(Semaphore::MAX_PERMITS);
     let service = Arc::new(Service {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use checkpoint::Encode;
-use node::Clock;
+use node::{Clock, Standing};
 use proto::{Attempt, Error, Generation, Reason, RequestId, SamplingParams, StopConditions};
 use tokio::sync::{Notify, watch};
 use uuid::Uuid;
@@ -33,6 +33,8 @@ pub(crate) struct Readiness {
     /// Told by requests that failed.
     pub(crate) doubt: Arc<Notify>,
     pub(crate) ready: watch::Sender<bool>,
+    /// Says the same to operators, and why not.
+    pub(crate) standing: Standing,
 }
 
 impl Readiness {
@@ -43,6 +45,10 @@ impl Readiness {
             let outcome = self.probe_all().await;
             let is_ready = outcome.is_ok();
             let changed = self.ready.send_if_modified(|ready| std::mem::replace(ready, is_ready) != is_ready);
+            match &outcome {
+                Ok(()) => self.standing.ready(),
+                Err(error) => self.standing.not_ready(error.to_string()),
+            }
             match outcome {
                 Ok(()) if changed => tracing::info!("ready: a probe went through"),
                 Ok(()) => {}

@@ -43,13 +43,13 @@ pub(crate) async fn serve(
     .await
 }
 
-/// Serves an HTTP request. A panic of its handler is a bare 500; one of its body ends the connection.
+/// Serves an HTTP request, and keeps `busy` until its answer is read. A panic of its handler is a bare 500; one of its
+/// body ends the connection.
 pub(crate) async fn serve_http(
     router: axum::Router,
-    shutdown: Shutdown,
+    busy: Option<Busy>,
     request: Request<axum::body::Body>,
 ) -> Response<axum::body::Body> {
-    let busy = shutdown.busy();
     let answer = AssertUnwindSafe(router.oneshot(request)).catch_unwind().await;
     match answer {
         Ok(Ok(response)) => response.map(|body| {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 
-use crate::{Clock, Member, Network, NetworkConfig, Shutdown, Tasks};
+use crate::{Clock, Member, Network, NetworkConfig, Readiness, Shutdown, Tasks};
 
 /// What `run(Config, Context)` of every service takes: everything it shares with the rest of its process.
 #[derive(Clone, Debug)]
@@ -21,6 +21,8 @@ pub struct Context {
     pub tasks: Tasks,
     /// What time it is.
     pub clock: Clock,
+    /// Where to say whether the service takes work.
+    pub readiness: Readiness,
 }
 
 impl Context {
@@ -34,6 +36,7 @@ impl Context {
             tasks: Tasks::new(shutdown.clone()),
             shutdown,
             clock: Clock::new(),
+            readiness: Readiness::default(),
         }
     }
 

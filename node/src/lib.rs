@@ -4,7 +4,7 @@
 //! once: configuration ([`config`]), addresses ([`Listener`]), the network that calls go over ([`Network`], in
 //! process or TCP, with deadlines and contained panics), who else is there ([`discovery`]), serving
 //! ([`serve_grpc`], [`serve_http`]), the tasks of a process and their end ([`Tasks`], [`Shutdown`], [`Process`]),
-//! [`telemetry`], [`metrics`] and fail points.
+//! [`telemetry`], [`metrics`], what operators see ([`operators`], [`Readiness`]) and fail points.
 //!
 //! A service is a function `run(Config, Context)`. It serves until [`Shutdown`] says otherwise, and returns.
 
@@ -23,7 +23,9 @@ mod linger;
 mod listen;
 pub mod metrics;
 mod network;
+pub mod operators;
 mod process;
+mod readiness;
 mod serve;
 mod shutdown;
 mod tasks;
@@ -41,6 +43,7 @@ pub use inbound::Stalled;
 pub use listen::Public;
 pub use network::{Channel, Network, NetworkConfig, Registration};
 pub use process::{Process, Signals};
+pub use readiness::{Readiness, Standing};
 pub use serve::{Services, Serving, serve_grpc, serve_http, serve_public_grpc, serve_public_http};
 pub use shutdown::{Busy, Shutdown};
 pub use tasks::{TaskGuard, TaskHandle, Tasks};

@@ -66,6 +66,8 @@ pub(crate) enum Protocol {
     Grpc,
     /// HTTP/1 and HTTP/2. A drain takes no new request.
     Http,
+    /// The same, open until the process stops: operators look at a drain, too.
+    Operators,
 }
 
 impl Protocol {
@@ -73,7 +75,7 @@ impl Protocol {
     fn alpn(self) -> &'static [&'static [u8]] {
         match self {
             Self::Grpc => &[b"h2"],
-            Self::Http => &[b"h2", b"http/1.1"],
+            Self::Http | Self::Operators => &[b"h2", b"http/1.1"],
         }
     }
 
@@ -81,6 +83,7 @@ impl Protocol {
         match self {
             Self::Grpc => Box::pin(shutdown.idle()).await,
             Self::Http => shutdown.draining().await,
+            Self::Operators => shutdown.stopped().await,
         }
     }
 
@@ -89,7 +92,7 @@ impl Protocol {
     async fn lingered(self) {
         match self {
             Self::Grpc => tokio::time::sleep(LINGER).await,
-            Self::Http => std::future::pending().await,
+            Self::Http | Self::Operators => std::future::pending().await,
         }
     }
 }
@@ -129,6 +132,11 @@ impl Manner {
             windows: (CLIENT_STREAM_WINDOW_BYTES, CLIENT_CONNECTION_WINDOW_BYTES),
             tls,
         }
+    }
+
+    /// True when a drain waits for requests to be answered.
+    pub(crate) fn holds_drain(&self) -> bool {
+        self.protocol != Protocol::Operators
     }
 }
 
@@ -297,7 +305,7 @@ where
         let Some((tls, longest)) = &self.tls else {
             let version = match self.protocol {
                 Protocol::Grpc => Version::Two,
-                Protocol::Http => tokio::select! {
+                Protocol::Http | Protocol::Operators => tokio::select! {
                     spoken = spoken(&stream) => spoken.ok()?,
                     () = self.protocol.closing(&self.shutdown) => return None,
                 },
@@ -311,9 +319,9 @@ where
         match secured {
             Ok(Ok(stream)) => {
                 let version = match (self.protocol, stream.get_ref().1.alpn_protocol()) {
-                    (Protocol::Grpc, _) | (Protocol::Http, Some(b"h2")) => Version::Two,
-                    (Protocol::Http, Some(_)) => Version::One,
-                    (Protocol::Http, None) => Version::Any,
+                    (Protocol::Grpc, _) | (_, Some(b"h2")) => Version::Two,
+                    (_, Some(_)) => Version::One,
+                    (_, None) => Version::Any,
                 };
                 return Some(Met::Secured(Box::new(stream), version));
             }

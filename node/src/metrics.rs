@@ -5,12 +5,10 @@
 use std::sync::Mutex;
 use std::time::Duration;
 
-use axum::http::header::CONTENT_TYPE;
-use axum::routing::get;
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use proto::Reason;
 
-use crate::{Context, Error, Serving, serve_http};
+use crate::{Context, Error};
 
 /// Upper bounds of the buckets of every histogram named `*_seconds`: from an engine step to a long stream.
 const BUCKETS_SECONDS: [f64; 18] = [
@@ -38,28 +36,22 @@ pub fn render() -> Result<String, Error> {
     Ok(handle()?.render())
 }
 
-/// Serves `GET /metrics` at `host:port`.
-///
-/// # Errors
-/// Those of [`install`], and [`Error::Bind`] when the address cannot be listened on.
-pub async fn serve_metrics(address: &str, context: &Context) -> Result<Serving, Error> {
-    let handle = handle()?;
-    let upkeep = handle.clone();
-    let (tasks, shutdown) = (&context.tasks, context.shutdown.clone());
-    drop(tasks.spawn("metrics upkeep", async move {
+/// Folds histograms now and then, until the process stops.
+pub(crate) fn keep_up(context: &Context) {
+    let shutdown = context.shutdown.clone();
+    drop(context.tasks.spawn("metrics upkeep", async move {
         let mut every = tokio::time::interval(UPKEEP_EVERY);
         loop {
             tokio::select! {
-                _ = every.tick() => upkeep.run_upkeep(),
+                _ = every.tick() => {}
                 () = shutdown.stopped() => return,
+            }
+            // What cannot be rendered either needs no upkeep.
+            if let Ok(handle) = handle() {
+                handle.run_upkeep();
             }
         }
     }));
-    let page = get(move || {
-        let text = handle.render();
-        async move { ([(CONTENT_TYPE, "text/plain; version=0.0.4")], text) }
-    });
-    serve_http(address, axum::Router::new().route("/metrics", page), context).await
 }
 
 fn handle() -> Result<PrometheusHandle, Error> {

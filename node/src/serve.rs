@@ -195,22 +195,49 @@ pub async fn serve_public_http(
     public: &Public,
     context: &Context,
 ) -> Result<Serving, Error> {
+    let manner = Manner::clients(Protocol::Http, public);
+    let serving = serve_requests(address, router, manner, context).await?;
+    tracing::info!(
+        service = context.name,
+        address = serving.address,
+        tls = public.tls.is_some(),
+        "serving http"
+    );
+    Ok(serving)
+}
+
+/// The same for operators: in plain text, until the process stops. No request of theirs holds a drain open.
+pub(crate) async fn serve_operators(
+    address: &str,
+    router: axum::Router,
+    context: &Context,
+) -> Result<Serving, Error> {
+    let manner = Manner::clients(Protocol::Operators, &Public::default());
+    let serving = serve_requests(address, router, manner, context).await?;
+    tracing::info!(service = context.name, address = serving.address, "serving operators");
+    Ok(serving)
+}
+
+async fn serve_requests(
+    address: &str,
+    router: axum::Router,
+    manner: Manner,
+    context: &Context,
+) -> Result<Serving, Error> {
     let socket = bind(address).await?;
     let address = local_address(&socket, address)?;
     let (tasks, shutdown) = (context.tasks.clone(), context.shutdown.clone());
-    let calls = shutdown.clone();
+    let (calls, holds_drain) = (shutdown.clone(), manner.holds_drain());
     let service = service_fn(move |request| {
         let (request, unanswered) = arrived(request, &calls);
-        let answer = call::serve_http(router.clone(), calls.clone(), request);
+        let answer = call::serve_http(router.clone(), holds_drain.then(|| calls.busy()), request);
         async move {
             let answer = answer.await;
             drop(unanswered);
             Ok::<_, Infallible>(answer)
         }
     });
-    let manner = Manner::clients(Protocol::Http, public);
     let task = tasks.spawn("http server", accept(socket, manner, service, tasks.clone(), shutdown));
-    tracing::info!(service = context.name, address, tls = public.tls.is_some(), "serving http");
     Ok(Serving { address, health: None, task })
 }
 

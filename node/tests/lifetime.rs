@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 
 use node::{Context, Error, Process};
 use probe::{Rig, ask, fence, tokenizer};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
@@ -112,43 +111,11 @@ async fn reflection_lists_the_services() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn metrics_are_served_with_buckets() {
-    let context = Context::new("metered", Vec::new());
-    node::metrics::install().unwrap();
-    node::metrics::install().unwrap();
-    metrics::histogram!("test_wait_seconds").record(0.003);
-    metrics::counter!("test_calls_total", "worker" => "decode-0").increment(2);
-    let serving = node::metrics::serve_metrics("127.0.0.1:0", &context).await.unwrap();
-    let page = get(&serving.address, "/metrics").await;
-    assert!(page.starts_with("HTTP/1.1 200"), "{page}");
-    for line in [
-        "test_calls_total{worker=\"decode-0\"} 2",
-        "test_wait_seconds_bucket{le=\"0.002\"} 0",
-        "test_wait_seconds_bucket{le=\"0.005\"} 1",
-        "# TYPE test_wait_seconds histogram",
-    ] {
-        assert!(page.contains(line), "{line} in {page}");
-    }
-    assert!(get(&serving.address, "/").await.starts_with("HTTP/1.1 404"));
-    context.shutdown.drain();
-    serving.finished().await;
-}
-
-async fn get(address: &str, path: &str) -> String {
-    let mut socket = tokio::net::TcpStream::connect(address).await.unwrap();
-    let request = format!("GET {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n");
-    socket.write_all(request.as_bytes()).await.unwrap();
-    let mut page = String::new();
-    socket.read_to_string(&mut page).await.unwrap();
-    page
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn a_taken_port_is_one_clear_line() {
     let context = Context::new("late", Vec::new());
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
-    let error = node::metrics::serve_metrics(&address, &context).await.unwrap_err();
+    let error = node::operators::serve(&address, &context).await.unwrap_err();
     assert!(!error.is_usage());
     let line = error.to_string();
     assert!(line.starts_with(&format!("cannot listen on {address}: Address already in use")), "{line}");

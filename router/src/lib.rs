@@ -33,6 +33,7 @@ use service::RouterService;
 /// # Errors
 /// When an option has no valid value, or the address cannot be listened on.
 pub async fn run(config: Config, context: Context) -> Result<(), node::Error> {
+    let standing = context.readiness.join(&context.name, "not listening yet");
     config.validate()?;
     let listener = Listener::parse("listen", &config.listen)?;
     meters::describe();
@@ -44,6 +45,8 @@ pub async fn run(config: Config, context: Context) -> Result<(), node::Error> {
     let shared = Shared { cluster, context: context.clone(), dispatch: config.dispatch(), fences };
     let service = RouterService::new(shared, config);
     let services = Services::new().add(node::limits!(RouterServer::new(service)));
-    node::serve_grpc(&listener, services, &context).await?.finished().await;
+    let serving = node::serve_grpc(&listener, services, &context).await?;
+    standing.ready();
+    serving.finished().await;
     Ok(())
 }

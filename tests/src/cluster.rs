@@ -169,6 +169,18 @@ impl Cluster {
     /// # Panics
     /// When it cannot be started.
     pub fn spawn_with(&mut self, name: Name, arguments: &[&str]) {
+        self.start(name, arguments, "");
+    }
+
+    /// The same, with a fail point armed from the first moment on; see [`Self::arm`].
+    ///
+    /// # Panics
+    /// When it cannot be started.
+    pub fn spawn_armed(&mut self, name: Name, point: &str) {
+        self.start(name, &[], point);
+    }
+
+    fn start(&mut self, name: Name, arguments: &[&str], fail_points: &str) {
         let is_apart = self.net.is_some();
         let ports = *self
             .ports
@@ -226,7 +238,7 @@ impl Cluster {
         command.args(arguments);
         // An old life's fail points and marks are not this one's.
         fs::write(self.fail_points_file(name), "").expect("the fail point file can be written");
-        command.env("FAILPOINTS_FILE", self.fail_points_file(name));
+        command.env("FAILPOINTS_FILE", self.fail_points_file(name)).env("FAILPOINTS", fail_points);
         command.envs(self.settings.environment.iter().cloned());
         let child = command.spawn().expect("the baton binary starts");
         self.processes.insert(name, Process { child, log });
@@ -405,6 +417,31 @@ impl Cluster {
         let request = self.http.get(format!("http://{}/metrics", ports.address(ports.metrics)));
         let Ok(response) = request.timeout(SCRAPE_MAX).send().await else { return Metrics::default() };
         Metrics::parse(&response.text().await.unwrap_or_default())
+    }
+
+    /// What a process answers to operators: status and body. `None` when it does not answer.
+    pub async fn operators(&self, name: Name, path: &str) -> Option<(u16, String)> {
+        let ports = self.ports[&name];
+        let request = self.http.get(format!("http://{}{path}", ports.address(ports.metrics)));
+        let response = request.timeout(SCRAPE_MAX).send().await.ok()?;
+        Some((response.status().as_u16(), response.text().await.ok()?))
+    }
+
+    /// Waits until a process answers operators with that status, and gives the body.
+    ///
+    /// # Panics
+    /// When it does not in time; the message carries the last answer and every log.
+    pub async fn wait_operators(&self, name: Name, path: &str, status: u16) -> String {
+        let until = Instant::now() + PATIENCE;
+        let mut last = None;
+        while Instant::now() < until {
+            match self.operators(name, path).await {
+                Some((now, body)) if now == status => return body,
+                answer => last = answer,
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        panic!("{name:?} answers {path} with {status}, not {last:?}; logs:\n{}", self.logs());
     }
 
     /// The names of the running workers.

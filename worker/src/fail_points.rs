@@ -3,6 +3,9 @@
 //! Without the cargo feature `failpoints` of `node` they do nothing. With it, a process whose configuration names
 //! one stands still there, so that a test can kill it (or a peer of it) in exactly that phase.
 
+/// The worker has started; its model is not loaded yet.
+pub const WORKER_LOADING: &str = "worker.loading";
+
 /// A prefill call was received; the core has not heard of it.
 pub const PREFILL_QUEUED: &str = "prefill.queued";
 

@@ -10,6 +10,7 @@ use proto::{Error, Reason, Role, WorkerEpoch};
 use crate::config::Config;
 use crate::core::Core;
 use crate::core_config::CoreConfig;
+use crate::fail_points;
 use crate::kv_transfer::KvTransferService;
 use crate::load::{self, Loaded, LoadedEngine};
 use crate::shell::{self, Handle, ShellConfig};
@@ -31,11 +32,16 @@ pub struct RoleParts {
 /// An option that has no valid value, a model that cannot be loaded, an address that cannot be listened on; INTERNAL
 /// when the engine's thread panicked, after which the process is told to stop.
 pub async fn run(parts: RoleParts, config: Config, context: Context) -> Result<(), node::Error> {
+    let standing = context.readiness.join(&context.name, "the model is being loaded");
     config.validate()?;
     let (listener, address) = config.addresses()?;
     let loaded = {
         let (config, role) = (config.clone(), parts.role);
-        context.tasks.spawn_blocking("load", move || load::load(&config, role)).await??
+        let load = move || {
+            node::fail_point_blocking(fail_points::WORKER_LOADING);
+            load::load(&config, role)
+        };
+        context.tasks.spawn_blocking("load", load).await??
     };
     let (handle, identity) = start(&parts, &config, &context, (loaded, address))?;
     let services = Services::new()
@@ -47,6 +53,7 @@ pub async fn run(parts: RoleParts, config: Config, context: Context) -> Result<(
         ))));
     let services = (parts.service)(services, handle.clone(), &identity.model.name);
     let serving = node::serve_grpc(&listener, services, &context).await?;
+    standing.ready();
     // Aborted when this function returns.
     let _drain = context
         .tasks

@@ -66,9 +66,8 @@ pub(crate) async fn run(service: Service, cluster: ClusterConfig, grace: Duratio
     let name = service.name();
     let mut context = Context::new(name, Vec::new());
     context.members = node::discovery::watch(source, &context.tasks, &context.shutdown)?;
-    node::metrics::install()?;
     if let Some(address) = &cluster.metrics_listen {
-        node::metrics::serve_metrics(address, &context).await?;
+        node::operators::serve(address, &context).await?;
     }
     let mut process = Process::new(context.clone());
     process.drain_on(signals);
