@@ -17,8 +17,8 @@ use crate::world::{Node, What, World};
 /// Index of a call.
 pub(crate) type CallKey = usize;
 
-/// How long a peer that says nothing passes for alive: a keep-alive every second, and a second to answer.
-pub(crate) const KEEP_ALIVE: Duration = Duration::from_secs(2);
+/// How long a peer that says nothing passes for alive: a keep-alive after 0.75 s, and as long to answer.
+pub(crate) const KEEP_ALIVE: Duration = Duration::from_millis(1500);
 
 /// How long connecting, and a question with one answer, may take.
 pub(crate) const SHORT_CALL: Duration = Duration::from_secs(1);
