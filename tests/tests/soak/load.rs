@@ -22,7 +22,10 @@ pub(crate) const REAL: &str = "real";
 const REAL_TOKENS: usize = 16;
 const REAL_PROMPTS: usize = 6;
 
-/// A request that is not over by then hangs: retries of routers and gateways have an end long before.
+/// Time that a request has. A machine with other things to do may need all of it.
+const TIME: Duration = Duration::from_mins(1);
+
+/// A request that is not over by then hangs.
 const HUNG: Duration = Duration::from_secs(75);
 
 /// One request in so many is left before its end.
@@ -59,7 +62,7 @@ impl Load {
         cases.sort_by_key(|case| case.prompt_ids.len());
         let mut real = Vec::new();
         for case in cases.into_iter().take(REAL_PROMPTS) {
-            let ask = Ask { model: Some(REAL.to_owned()), ..Ask::greedy(&case.prompt_ids, REAL_TOKENS) };
+            let ask = of_real(&case.prompt_ids);
             let mut answer = client.ask(&ask).await;
             let until = Instant::now() + cluster::PATIENCE;
             while answer.error.as_ref().is_some_and(|error| error.contains("not served")) {
@@ -110,9 +113,13 @@ impl Load {
 
     fn real(&self, random: &mut Random) -> (Ask, Vec<u32>) {
         let (prompt, expected) = &self.real[random.below(self.real.len() as u64) as usize];
-        let ask = Ask { model: Some(REAL.to_owned()), ..Ask::greedy(prompt, REAL_TOKENS) };
-        (ask, expected.clone())
+        (of_real(prompt), expected.clone())
     }
+}
+
+/// A request to the real model.
+fn of_real(prompt: &[u32]) -> Ask {
+    Ask { model: Some(REAL.to_owned()), timeout: Some(TIME), ..Ask::greedy(prompt, REAL_TOKENS) }
 }
 
 /// A request to the simulated model: prompts of all lengths, whole blocks among them, of which some begin alike.
@@ -131,7 +138,8 @@ fn simulated(random: &mut Random) -> (Ask, Vec<u32>) {
     let sampling = SamplingParams { temperature: 0.8, seed: own, ..SamplingParams::default() };
     let stop = StopConditions { max_tokens, ..StopConditions::default() };
     let expected = SimModel::reference(SHAPE, &prompt, &sampling, &stop);
-    let ask = Ask { sampling, model: Some(cluster::MODEL.to_owned()), ..Ask::greedy(&prompt, max_tokens) };
+    let model = Some(cluster::MODEL.to_owned());
+    let ask = Ask { sampling, model, timeout: Some(TIME), ..Ask::greedy(&prompt, max_tokens) };
     (ask, expected)
 }
 
