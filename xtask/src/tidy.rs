@@ -12,7 +12,7 @@ use crate::process::{command, output};
 
 /// Which crates of the workspace each crate may depend on: the import table of ARCHITECTURE.md. Test-only
 /// dependencies are free.
-const MAY_IMPORT: [(&str, &[&str]); 14] = [
+const MAY_IMPORT: [(&str, &[&str]); 15] = [
     ("proto", &[]),
     ("checkpoint", &["proto"]),
     ("node", &["proto"]),
@@ -22,7 +22,11 @@ const MAY_IMPORT: [(&str, &[&str]); 14] = [
     ("decode-worker", &["proto", "checkpoint", "engine", "node", "worker"]),
     ("router", &["proto", "node"]),
     ("gateway", &["proto", "checkpoint", "node"]),
-    ("baton", &["proto", "node", "worker", "prefill-worker", "decode-worker", "router", "gateway"]),
+    (
+        "baton",
+        &["proto", "node", "worker", "prefill-worker", "decode-worker", "router", "gateway", "planner"],
+    ),
+    ("planner", &["proto", "router"]),
     ("baton-tests", &["proto"]),
     ("baton-fuzz", &["proto", "checkpoint", "gateway"]),
     ("xtask", &[]),
