@@ -93,6 +93,12 @@ enum Task {
         #[arg(long, value_enum, default_value_t = model::Name::Smollm2)]
         model: model::Name,
     },
+    /// Simulate a cluster: placements and pools side by side
+    Sim {
+        /// Passed on to the simulator; `--help` lists them
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
     /// Measure, and print figures side by side
     Bench {
         /// Which benchmark
@@ -116,6 +122,7 @@ fn main() -> anyhow::Result<()> {
         Task::Fuzz { short, seconds, target } => fuzz::run(&fuzz::Plan { short, seconds, only: target }),
         Task::Schemas { short } => schemas::check(short),
         Task::Watermark { key, gamma, model } => watermark::detect(model, key, gamma),
+        Task::Sim { arguments } => stages::sim(&arguments),
         Task::Bench { name } => bench::run(name),
     }
 }

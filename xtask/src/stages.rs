@@ -33,6 +33,14 @@ pub(crate) fn serve(arguments: &[String]) -> Result<()> {
     Err(baton.exec()).with_context(|| format!("starting {}", binary.display()))
 }
 
+/// Simulates. The planner is optimised in every profile, so what the tests have built will do.
+pub(crate) fn sim(arguments: &[String]) -> Result<()> {
+    let mut sim =
+        command("cargo", &["run", "--quiet", "--locked", "--package", "planner", "--example", "sim", "--"]);
+    sim.args(arguments);
+    run(sim)
+}
+
 /// Runs every test.
 pub(crate) fn test() -> Result<()> {
     let mut stages = Stages::default();

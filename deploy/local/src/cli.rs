@@ -40,7 +40,18 @@ pub(crate) use defaults::{defaults, shown as shown_default};
 #[command(name = "baton", version, arg_required_else_help = true, args_override_self = true)]
 struct Cli {
     #[command(subcommand)]
-    command: Command,
+    task: Task,
+}
+
+/// What to do.
+#[derive(Subcommand)]
+pub(crate) enum Task {
+    /// Serve.
+    #[command(flatten)]
+    Run(Command),
+    /// Plan what is to serve.
+    #[command(flatten)]
+    Plan(planner::cli::Planning),
 }
 
 /// What to run.
@@ -174,10 +185,10 @@ pub(crate) struct Loaded {
 }
 
 /// Parses the command line. `Err` is the code to exit with: help was shown, or one line that says what is wrong.
-pub(crate) fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Command, ExitCode> {
+pub(crate) fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Task, ExitCode> {
     let parsed =
         command().try_get_matches_from(arguments).and_then(|matches| Cli::from_arg_matches(&matches));
-    parsed.map(|cli| cli.command).map_err(|error| {
+    parsed.map(|cli| cli.task).map_err(|error| {
         if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) {
             print!("{error}");
             return ExitCode::SUCCESS;

@@ -67,8 +67,8 @@ mod tests {
     /// The gateway's configuration by `baton serve sim:` with these arguments.
     fn loaded(arguments: &[&str]) -> Result<Config, String> {
         let all = ["baton", "serve", "sim:"].iter().chain(arguments).map(|&argument| argument.into());
-        let loaded = cli::parse(all).map_err(|_| "not parsed".to_owned())?.load();
-        match loaded.map_err(|error| error.to_string())?.service {
+        let Ok(cli::Task::Run(command)) = cli::parse(all) else { return Err("not parsed".to_owned()) };
+        match command.load().map_err(|error| error.to_string())?.service {
             Service::All(config) => Ok(config.gateway),
             Service::One(..) => unreachable!("serve runs everything"),
         }

@@ -30,11 +30,12 @@ const THREADS_END_MAX: Duration = Duration::from_millis(500);
 
 /// The binary's main function. Exit codes: 0 after a drain, 1 for a fault, 2 for a fault in what was asked.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
-    let command = match cli::parse(arguments) {
-        Ok(command) => command,
+    let outcome = match cli::parse(arguments) {
+        Ok(cli::Task::Run(command)) => run_command(command),
+        Ok(cli::Task::Plan(planning)) => planning.run().map(|text| print!("{text}")).map_err(Error::from),
         Err(exit) => return exit,
     };
-    match run_command(command) {
+    match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("baton: {error}");

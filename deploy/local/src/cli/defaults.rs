@@ -39,7 +39,9 @@ pub(crate) fn defaults(command: &str) -> Map<String, Value> {
         }
         "gateway" => add(self::fields(&gateway::Config::default())),
         "router" => add(self::fields(&router::Config::default())),
-        _ => add(self::fields(&worker::Config::default())),
+        "prefill-worker" | "decode-worker" => add(self::fields(&worker::Config::default())),
+        // What plans reads no configuration.
+        _ => return Map::new(),
     }
     if command != "serve" {
         add(self::fields(&ClusterConfig::default()));
