@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 
-use crate::{Clock, Member, Network, NetworkConfig, Readiness, Shutdown, Tasks};
+use crate::{Clock, Member, Network, NetworkConfig, Readiness, Registry, Shutdown, Tasks};
 
 /// What `run(Config, Context)` of every service takes: everything it shares with the rest of its process.
 #[derive(Clone, Debug)]
@@ -15,6 +15,8 @@ pub struct Context {
     pub network: Network,
     /// Who the others are, as discovery knows them now.
     pub members: watch::Receiver<Arc<[Member]>>,
+    /// How to become one of them.
+    pub registry: Registry,
     /// When to stop.
     pub shutdown: Shutdown,
     /// Where to spawn.
@@ -33,6 +35,7 @@ impl Context {
             name: name.into(),
             network: Network::new(NetworkConfig::default()),
             members: watch::channel(members.into()).1,
+            registry: Registry::default(),
             tasks: Tasks::new(shutdown.clone()),
             shutdown,
             clock: Clock::new(),

@@ -1,9 +1,10 @@
 //! Who else is there: the routers and workers of a cluster.
 //!
-//! A source is one variant of [`DiscoverySource`]; all of them end in the same watched list, so a registry joins as
-//! another variant and nothing that reads the list changes.
+//! A source is one variant of [`DiscoverySource`]; all of them end in the same watched list. Where members register
+//! themselves, a service does so through the [`Registry`]; elsewhere somebody has named it already.
 
 mod dns;
+mod etcd;
 mod fixed;
 
 use std::path::PathBuf;
@@ -14,8 +15,9 @@ use proto::Role;
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
-use crate::{Error, Shutdown, Tasks};
+use crate::{Context, Error, Shutdown, Tasks};
 pub use dns::Name;
+pub use etcd::{Entry, EtcdConfig, Place};
 use fixed::Fixed;
 
 /// One member of the cluster.
@@ -28,6 +30,9 @@ pub struct Member {
     pub address: String,
 }
 
+/// What `--discovery` takes.
+pub const EXPECTED: &str = "fixed:FILE, dns:ROLE=HOST:PORT,… or etcd:http://HOST:PORT,…/PREFIX";
+
 /// Where the list of members comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DiscoverySource {
@@ -37,49 +42,86 @@ pub enum DiscoverySource {
     Fixed(PathBuf),
     /// Names, looked up again and again.
     Dns(Vec<Name>),
+    /// A place in etcd where members register themselves.
+    Etcd(Place),
+}
+
+/// What a process knows of its cluster.
+#[derive(Debug)]
+pub struct Discovery {
+    /// The members, now and as they change.
+    pub members: watch::Receiver<Arc<[Member]>>,
+    /// Where services of this process become members.
+    pub registry: Registry,
+}
+
+/// Where services become members, if that is not done for them.
+#[derive(Clone, Debug, Default)]
+pub struct Registry(Option<etcd::Registry>);
+
+impl Registry {
+    /// Makes a service that serves by now a member, until the process drains. Returns at once. Where it turns out that a
+    /// worker does not fit the others of its model (invariant I9), the process stops with an error that names the field.
+    ///
+    /// # Errors
+    /// [`Error::Option`] of `advertise` when the address is none under which others reach this process.
+    pub fn join(&self, entry: Entry, context: &Context) -> Result<(), Error> {
+        let Some(registry) = &self.0 else { return Ok(()) };
+        let everywhere =
+            entry.address.parse::<std::net::SocketAddr>().is_ok_and(|address| address.ip().is_unspecified());
+        if everywhere {
+            let message =
+                format!("expected the address under which others reach this process, got {}", entry.address);
+            return Err(Error::option("advertise", message));
+        }
+        etcd::join(registry, entry, context);
+        Ok(())
+    }
 }
 
 impl FromStr for DiscoverySource {
     type Err = Error;
 
-    /// Parses `fixed:FILE` and `dns:ROLE=HOST:PORT,…`.
+    /// Parses `fixed:FILE`, `dns:ROLE=HOST:PORT,…` and `etcd:URL,…/PREFIX`.
     fn from_str(value: &str) -> Result<Self, Error> {
         let parsed = match value.split_once(':') {
             Some(("fixed", file)) if !file.is_empty() => Ok(Self::Fixed(file.into())),
             Some(("dns", names)) => dns::parse(names).map(Self::Dns),
-            Some(("etcd", _)) => {
-                Err("etcd is not built in yet, use fixed:FILE or dns:ROLE=HOST:PORT,…".to_owned())
-            }
-            _ => Err(format!("expected fixed:FILE or dns:ROLE=HOST:PORT,…, got {value:?}")),
+            Some(("etcd", place)) => etcd::parse(place).map(Self::Etcd),
+            _ => Err(format!("expected {EXPECTED}, got {value:?}")),
         };
         parsed.map_err(|message| Error::option("--discovery", message))
     }
 }
 
-/// The members, now and as they change. A file that is broken when the process starts is an error; one that breaks
-/// later is logged, and the last good list stays. Names may come to stand for something after the process has started.
+/// The members, now and as they change, and how to become one. A file that is broken when the process starts is an error;
+/// one that breaks later is logged, and the last good list stays. Names may come to stand for something, and etcd may come
+/// to answer, after the process has started.
 ///
 /// # Errors
-/// [`Error::File`] that says what is wrong with the file.
-pub fn watch(
+/// [`Error::File`] that says what is wrong with the file; [`Error::Option`] for an option of `etcd` without a valid value.
+pub async fn start(
     source: DiscoverySource,
+    etcd: &EtcdConfig,
     tasks: &Tasks,
     shutdown: &Shutdown,
-) -> Result<watch::Receiver<Arc<[Member]>>, Error> {
-    match source {
-        DiscoverySource::Local(members) => Ok(watch::channel(members.into()).1),
+) -> Result<Discovery, Error> {
+    let members = match source {
+        DiscoverySource::Local(members) => watch::channel(members.into()).1,
         DiscoverySource::Fixed(path) => {
             let (file, members) = Fixed::open(path)?;
             let (sender, receiver) = watch::channel(members);
             spawn(tasks, shutdown, file.follow(sender));
-            Ok(receiver)
+            receiver
         }
         DiscoverySource::Dns(names) => {
             let (sender, receiver) = watch::channel(Arc::default());
             spawn(tasks, shutdown, dns::follow(names, sender));
-            Ok(receiver)
+            receiver
         }
-    }
+        DiscoverySource::Etcd(place) => return etcd::follow(place, etcd, tasks, shutdown).await,
+    };
+    Ok(Discovery { members, registry: Registry::default() })
 }
 
 /// Follows a source until the process stops.

@@ -36,7 +36,7 @@ pub use address::Listener;
 pub use clock::Clock;
 pub use context::Context;
 pub use deadline::set_time_left;
-pub use discovery::{DiscoverySource, Member};
+pub use discovery::{Discovery, DiscoverySource, Entry, EtcdConfig, Member, Registry};
 pub use error::Error;
 pub use fail_point::{arm_fail_points, fail_point, fail_point_blocking, goes_wrong};
 pub use inbound::Stalled;

@@ -9,6 +9,7 @@ use rustls::crypto::ring;
 use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::WebPkiClientVerifier;
+use rustls::sign::{CertifiedKey, SingleCertAndKey};
 use tokio_rustls::TlsAcceptor;
 
 use crate::Error;
@@ -60,15 +61,8 @@ impl Tls {
                 builder.with_client_cert_verifier(verifier)
             }
         };
-        let (chain, private) = (certificates(CERT, cert)?, private_key(key)?);
-        let config = builder.with_single_cert(chain, private).map_err(|error| match error {
-            rustls::Error::InconsistentKeys(_) => {
-                fault(KEY, key, format!("expected the key of the certificate in {}", cert.display()))
-            }
-            rustls::Error::InvalidCertificate(_) => fault(CERT, cert, error),
-            _ => fault(KEY, key, error),
-        })?;
-        Ok(Some(Self(config)))
+        let pair = SingleCertAndKey::from(pair((CERT, cert), (KEY, key))?);
+        Ok(Some(Self(builder.with_cert_resolver(Arc::new(pair)))))
     }
 
     /// Does the handshakes of connections on which one of these protocols is spoken, the first one best.
@@ -83,11 +77,13 @@ fn fault(option: &str, path: &Path, message: impl std::fmt::Display) -> Error {
     Error::option(option, format!("{}: {message}", path.display()))
 }
 
-fn read(option: &str, path: &Path) -> Result<Vec<u8>, Error> {
+/// The bytes of the file that an option names.
+pub(crate) fn read(option: &str, path: &Path) -> Result<Vec<u8>, Error> {
     std::fs::read(path).map_err(|error| fault(option, path, error))
 }
 
-fn certificates(option: &str, path: &Path) -> Result<Vec<CertificateDer<'static>>, Error> {
+/// The certificates in the file that an option names, at least one.
+pub(crate) fn certificates(option: &str, path: &Path) -> Result<Vec<CertificateDer<'static>>, Error> {
     let expected = "expected a certificate in PEM";
     let certificates: Vec<_> = CertificateDer::pem_slice_iter(&read(option, path)?)
         .collect::<Result<_, _>>()
@@ -98,12 +94,26 @@ fn certificates(option: &str, path: &Path) -> Result<Vec<CertificateDer<'static>
     Ok(certificates)
 }
 
-fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, Error> {
+fn private_key(option: &str, path: &Path) -> Result<PrivateKeyDer<'static>, Error> {
     let expected = "expected a private key in PEM, without a passphrase";
-    PrivateKeyDer::from_pem_slice(&read(KEY, path)?).map_err(|error| match error {
-        pem::Error::NoItemsFound => fault(KEY, path, format!("{expected}, found none")),
-        error => fault(KEY, path, format!("{expected}: {}", broken(&error))),
+    PrivateKeyDer::from_pem_slice(&read(option, path)?).map_err(|error| match error {
+        pem::Error::NoItemsFound => fault(option, path, format!("{expected}, found none")),
+        error => fault(option, path, format!("{expected}: {}", broken(&error))),
     })
+}
+
+/// A certificate with its issuers, and its key, from the files that two options name.
+pub(crate) fn pair(cert: (&str, &Path), key: (&str, &Path)) -> Result<Arc<CertifiedKey>, Error> {
+    let (chain, private) = (certificates(cert.0, cert.1)?, private_key(key.0, key.1)?);
+    let pair = CertifiedKey::from_der(chain, private, &ring::default_provider());
+    let pair = pair.map_err(|error| match error {
+        rustls::Error::InconsistentKeys(_) => {
+            fault(key.0, key.1, format!("expected the key of the certificate in {}", cert.1.display()))
+        }
+        rustls::Error::InvalidCertificate(_) => fault(cert.0, cert.1, error),
+        _ => fault(key.0, key.1, error),
+    })?;
+    Ok(Arc::new(pair))
 }
 
 /// What is broken, without a line of the file: it may be a key's.

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use node::{Context, DiscoverySource, Member, discovery};
+use node::{Context, DiscoverySource, EtcdConfig, Member, discovery};
 use proto::Role;
 use tokio::sync::watch;
 
@@ -18,9 +18,13 @@ fn member(role: Role, address: &str) -> Member {
     Member { role, address: address.to_owned() }
 }
 
-fn watch_file(path: &Path, context: &Context) -> Result<watch::Receiver<Arc<[Member]>>, node::Error> {
-    let source: DiscoverySource = format!("fixed:{}", path.display()).parse().unwrap();
-    discovery::watch(source, &context.tasks, &context.shutdown)
+async fn watch(source: &str, context: &Context) -> Result<watch::Receiver<Arc<[Member]>>, node::Error> {
+    let (source, etcd) = (source.parse()?, EtcdConfig::default());
+    Ok(discovery::start(source, &etcd, &context.tasks, &context.shutdown).await?.members)
+}
+
+async fn watch_file(path: &Path, context: &Context) -> Result<watch::Receiver<Arc<[Member]>>, node::Error> {
+    watch(&format!("fixed:{}", path.display()), context).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -29,7 +33,7 @@ async fn a_changed_file_is_read_again_and_a_broken_one_is_not_taken() {
     let path = folder.path().join("members.toml");
     std::fs::write(&path, ONE).unwrap();
     let context = Context::new("watcher", Vec::new());
-    let mut members = watch_file(&path, &context).unwrap();
+    let mut members = watch_file(&path, &context).await.unwrap();
     let first = [member(Role::Prefill, "127.0.0.1:9101")];
     assert_eq!(**members.borrow_and_update(), first);
 
@@ -53,7 +57,7 @@ async fn a_file_that_is_broken_from_the_start_says_what_is_wrong() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("members.toml");
     let context = Context::new("watcher", Vec::new());
-    let missing = watch_file(&path, &context).unwrap_err();
+    let missing = watch_file(&path, &context).await.unwrap_err();
     assert!(missing.is_usage() && missing.to_string().starts_with(&path.display().to_string()), "{missing}");
     let cases = [
         ("[[member]]\nrole = \"cook\"\naddress = \"a:1\"", "unknown variant `cook`"),
@@ -63,7 +67,7 @@ async fn a_file_that_is_broken_from_the_start_says_what_is_wrong() {
     ];
     for (text, expected) in cases {
         std::fs::write(&path, text).unwrap();
-        let error = watch_file(&path, &context).unwrap_err().to_string();
+        let error = watch_file(&path, &context).await.unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");
     }
 }
@@ -71,8 +75,8 @@ async fn a_file_that_is_broken_from_the_start_says_what_is_wrong() {
 #[tokio::test(flavor = "multi_thread")]
 async fn every_address_of_a_name_is_a_member() {
     let context = Context::new("watcher", Vec::new());
-    let source = "dns:router=127.0.0.1:9100,decode=localhost:9201,prefill=no-such-name.invalid:9101".parse();
-    let mut members = discovery::watch(source.unwrap(), &context.tasks, &context.shutdown).unwrap();
+    let source = "dns:router=127.0.0.1:9100,decode=localhost:9201,prefill=no-such-name.invalid:9101";
+    let mut members = watch(source, &context).await.unwrap();
     tokio::time::timeout(Duration::from_secs(10), members.changed()).await.unwrap().unwrap();
     let members = members.borrow_and_update().clone();
     let (first, others) = members.split_first().unwrap();
@@ -102,8 +106,8 @@ fn sources_are_parsed() {
     );
     for (value, expected) in [
         ("dns:cook=a:1", "expected dns:ROLE=HOST:PORT"),
-        ("etcd:http://127.0.0.1:2379", "etcd is not built in yet"),
-        ("fixed:", "…, got \"fixed:\""),
+        ("etcd:http://127.0.0.1:2379", "expected etcd:http://HOST:PORT,…/PREFIX, got"),
+        ("fixed:", "/PREFIX, got \"fixed:\""),
         ("members.toml", "expected fixed:FILE"),
     ] {
         let error = value.parse::<DiscoverySource>().unwrap_err().to_string();

@@ -71,8 +71,33 @@ impl fmt::Debug for HandoffId {
 }
 
 /// A SHA-256 digest: of a checkpoint (its fingerprint), of a tokenizer bundle, or of a hand-off's content.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+///
+/// As text, and so in JSON, it is 64 hexadecimal digits.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
 pub struct Digest(pub [u8; 32]);
+
+impl From<Digest> for String {
+    fn from(digest: Digest) -> Self {
+        digest.to_string()
+    }
+}
+
+impl TryFrom<String> for Digest {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        let expected = || format!("expected 64 hexadecimal digits, got {text:?}");
+        if text.len() != 64 || !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+            return Err(expected());
+        }
+        let mut bytes = [0; 32];
+        for (index, byte) in bytes.iter_mut().enumerate() {
+            *byte = u8::from_str_radix(&text[2 * index..2 * index + 2], 16).map_err(|_| expected())?;
+        }
+        Ok(Self(bytes))
+    }
+}
 
 impl fmt::Display for Digest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -83,5 +108,19 @@ impl fmt::Display for Digest {
 impl fmt::Debug for Digest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Digest({self})")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_digest_reads_back_from_its_text() {
+        let digest = Digest(std::array::from_fn(|index| index as u8 * 7));
+        assert_eq!(Digest::try_from(String::from(digest)), Ok(digest));
+        for text in ["", "00", &"0g".repeat(32), &"é".repeat(32)] {
+            assert!(Digest::try_from(text.to_owned()).unwrap_err().starts_with("expected 64"), "{text}");
+        }
     }
 }

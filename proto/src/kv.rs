@@ -27,7 +27,7 @@ impl KvDtype {
 }
 
 /// Shape of a worker's KV cache. All but `block_tokens` must be equal on both sides of a hand-off.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct KvLayout {
     /// Transformer layers.
     pub layers: usize,

@@ -30,4 +30,4 @@ pub use request::{
     FinishReason, Generation, Grammar, LOGPROBS_MAX, PromptLogprobs, PromptReport, SamplingParams,
     StopConditions, Token, TokenLogprob, Watermark,
 };
-pub use worker::{ModelDescription, Role, WorkerDescription};
+pub use worker::{Capabilities, ModelDescription, Role, WorkerDescription};

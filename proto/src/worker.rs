@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Digest, KvLayout, WorkerEpoch};
+use crate::{Digest, Error, KvLayout, Reason, WorkerEpoch};
 
 /// Version of the protocol between services. Two services of different versions do not talk.
 pub const PROTOCOL_VERSION: u32 = 1;
@@ -20,6 +20,14 @@ pub enum Role {
 }
 
 impl Role {
+    /// Every role.
+    pub const ALL: [Self; 3] = [Self::Router, Self::Prefill, Self::Decode];
+
+    /// The role of that name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|role| role.name() == name)
+    }
+
     /// The name used in discovery files and metrics.
     pub fn name(self) -> &'static str {
         match self {
@@ -31,7 +39,7 @@ impl Role {
 }
 
 /// The model that a worker serves.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ModelDescription {
     /// Public name.
     pub name: String,
@@ -70,27 +78,64 @@ pub struct WorkerDescription {
     pub sequences: usize,
 }
 
+/// What must fit for workers to work together, and does not change in a worker's life: what it registers with.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Capabilities {
+    /// See [`PROTOCOL_VERSION`].
+    pub protocol: u32,
+    /// The model.
+    pub model: ModelDescription,
+    /// The KV layout.
+    pub layout: KvLayout,
+}
+
+impl Capabilities {
+    /// See [`WorkerDescription::mismatch`].
+    pub fn mismatch(&self, other: &Self) -> Option<Error> {
+        let of = |one: &Self| (one.protocol, one.layout);
+        mismatch((of(self), &self.model), (of(other), &other.model))
+    }
+}
+
 impl WorkerDescription {
     /// The first field in which a prefill and a decode worker cannot work together (invariant I9), as the reason
     /// and a message that names the field and both values; `None` when they can.
-    pub fn mismatch(&self, other: &Self) -> Option<crate::Error> {
-        use crate::{Error, Reason};
-        if self.protocol != other.protocol {
-            let message = format!("protocol version: {} here, {} there", self.protocol, other.protocol);
-            return Some(Error::new(Reason::LayoutMismatch, message));
+    pub fn mismatch(&self, other: &Self) -> Option<Error> {
+        let of = |one: &Self| (one.protocol, one.layout);
+        mismatch((of(self), &self.model), (of(other), &other.model))
+    }
+}
+
+/// Protocol version and layout, and the model.
+type Compared<'a> = ((u32, KvLayout), &'a ModelDescription);
+
+fn mismatch(own: Compared<'_>, other: Compared<'_>) -> Option<Error> {
+    let ((own_protocol, own_layout), own_model) = own;
+    let ((other_protocol, other_layout), other_model) = other;
+    if own_protocol != other_protocol {
+        let message = format!("protocol version: {own_protocol} here, {other_protocol} there");
+        return Some(Error::new(Reason::LayoutMismatch, message));
+    }
+    let digests = [
+        ("checkpoint fingerprint", own_model.fingerprint, other_model.fingerprint),
+        ("tokenizer digest", own_model.tokenizer, other_model.tokenizer),
+    ];
+    if let Some((field, own, other)) = digests.into_iter().find(|(_, own, other)| own != other) {
+        let message = format!("{field}: {own} here, {other} there");
+        return Some(Error::new(Reason::FingerprintMismatch, message));
+    }
+    own_layout.mismatch(&other_layout).map(|message| Error::new(Reason::LayoutMismatch, message))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_role_reads_back() {
+        for role in Role::ALL {
+            assert_eq!(Role::from_name(role.name()), Some(role));
         }
-        if self.model.fingerprint != other.model.fingerprint {
-            let message = format!(
-                "checkpoint fingerprint: {} here, {} there",
-                self.model.fingerprint, other.model.fingerprint
-            );
-            return Some(Error::new(Reason::FingerprintMismatch, message));
-        }
-        if self.model.tokenizer != other.model.tokenizer {
-            let message =
-                format!("tokenizer digest: {} here, {} there", self.model.tokenizer, other.model.tokenizer);
-            return Some(Error::new(Reason::FingerprintMismatch, message));
-        }
-        self.layout.mismatch(&other.layout).map(|message| Error::new(Reason::LayoutMismatch, message))
+        assert_eq!(Role::from_name("cook"), None);
     }
 }

@@ -13,6 +13,8 @@ use crate::pools::PlacementMode;
 pub struct Config {
     /// Address to serve gRPC at: `host:port`, or `local:NAME` within the process.
     pub listen: String,
+    /// Address under which gateways reach `listen`, where routers register themselves; `listen` itself when absent.
+    pub advertise: Option<String>,
     /// How to place requests: `auto` (split where a prefill worker is live, fused otherwise), `split` or `fused`.
     pub placement: PlacementMode,
     /// Most requests that run at once; the next is refused.
@@ -47,6 +49,7 @@ impl Default for Config {
         let dispatch = DispatchConfig::default();
         Self {
             listen: "127.0.0.1:9000".to_owned(),
+            advertise: None,
             placement: dispatch.placement,
             requests_max: 1024,
             items_max: 64,

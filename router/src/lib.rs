@@ -17,8 +17,9 @@ mod service;
 
 use std::sync::Arc;
 
-use node::{Context, Listener, Services};
+use node::{Context, Entry, Listener, Services};
 use proto::wire::router_server::RouterServer;
+use proto::{Role, WorkerEpoch};
 use tokio::sync::Semaphore;
 
 pub use config::Config;
@@ -31,7 +32,7 @@ use service::RouterService;
 /// Serves as a router until the process has drained or stops.
 ///
 /// # Errors
-/// When an option has no valid value, or the address cannot be listened on.
+/// When an option has no valid value, or the address cannot be listened on, or nobody reaches it there.
 pub async fn run(config: Config, context: Context) -> Result<(), node::Error> {
     let standing = context.readiness.join(&context.name, "not listening yet");
     config.validate()?;
@@ -41,11 +42,15 @@ pub async fn run(config: Config, context: Context) -> Result<(), node::Error> {
     let describe = DescribeConfig { every: config.describe_every, timeout: config.describe_timeout };
     let follow = cluster::follow_members(Arc::clone(&cluster), context.clone(), describe);
     let _follow = context.tasks.spawn("members", follow).guard();
+    let advertise = config.advertise.clone();
     let fences = Arc::new(Semaphore::new(config.fences_max));
     let shared = Shared { cluster, context: context.clone(), dispatch: config.dispatch(), fences };
     let service = RouterService::new(shared, config);
     let services = Services::new().add(node::limits!(RouterServer::new(service)));
     let serving = node::serve_grpc(&listener, services, &context).await?;
+    let address = advertise.unwrap_or_else(|| serving.address.clone());
+    let entry = Entry { role: Role::Router, address, epoch: WorkerEpoch::random(), capabilities: None };
+    context.registry.join(entry, &context)?;
     standing.ready();
     serving.finished().await;
     Ok(())

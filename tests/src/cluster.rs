@@ -98,6 +98,10 @@ pub struct Settings {
     pub serve: Vec<String>,
     /// What workers serve; the default model when empty.
     pub model: String,
+    /// Where services find each other; a file of the cluster's own when empty.
+    pub discovery: String,
+    /// Further arguments of every service of a cluster.
+    pub service: Vec<String>,
 }
 
 /// Processes, their ports, and the discovery file that names them.
@@ -203,7 +207,8 @@ impl Cluster {
             command
                 .args(["--listen", &ports.address(ports.listen)])
                 .args(["--metrics-listen", &ports.address(ports.metrics)])
-                .args(["--discovery", &format!("fixed:{}", self.members_file().display())]);
+                .args(["--discovery", &self.discovery()])
+                .args(&self.settings.service);
         }
         match service {
             Service::Serve => {
@@ -469,6 +474,12 @@ impl Cluster {
         self.folder.path().join(format!("{}-{index}.failpoints", service.command()))
     }
 
+    /// The value of `--discovery`.
+    fn discovery(&self) -> String {
+        let set = &self.settings.discovery;
+        if set.is_empty() { format!("fixed:{}", self.members_file().display()) } else { set.clone() }
+    }
+
     fn members_file(&self) -> PathBuf {
         self.folder.path().join("members.toml")
     }
@@ -525,7 +536,7 @@ fn binary() -> PathBuf {
 }
 
 /// A port below the range that outgoing connections draw from, not given out before by this process.
-fn free_port() -> u16 {
+pub fn free_port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     let start = 17_000 + (std::process::id() % 64) as u16 * 200;
     loop {

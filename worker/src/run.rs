@@ -29,7 +29,7 @@ pub struct RoleParts {
 /// Runs a worker until the shutdown ends it.
 ///
 /// # Errors
-/// An option that has no valid value, a model that cannot be loaded, an address that cannot be listened on; INTERNAL
+/// An option that has no valid value, a model that cannot be loaded, an address that cannot be listened on, or under which no peer reaches it; INTERNAL
 /// when the engine's thread panicked, after which the process is told to stop.
 pub async fn run(parts: RoleParts, config: Config, context: Context) -> Result<(), node::Error> {
     let standing = context.readiness.join(&context.name, "the model is being loaded");
@@ -43,7 +43,7 @@ pub async fn run(parts: RoleParts, config: Config, context: Context) -> Result<(
         };
         context.tasks.spawn_blocking("load", load).await??
     };
-    let (handle, identity) = start(&parts, &config, &context, (loaded, address))?;
+    let (handle, identity) = start(&parts, &config, &context, (loaded, address.clone()))?;
     let services = Services::new()
         .add(limits!(KvTransferServer::new(KvTransferService::new(handle.clone()))))
         .add(limits!(WorkerServer::new(WorkerService::new(
@@ -53,6 +53,7 @@ pub async fn run(parts: RoleParts, config: Config, context: Context) -> Result<(
         ))));
     let services = (parts.service)(services, handle.clone(), &identity.model.name);
     let serving = node::serve_grpc(&listener, services, &context).await?;
+    context.registry.join(identity.entry(&address), &context)?;
     standing.ready();
     // Aborted when this function returns.
     let _drain = context

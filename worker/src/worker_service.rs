@@ -3,11 +3,12 @@
 use bytes::Bytes;
 use futures::StreamExt;
 use futures::stream::{self, BoxStream};
-use node::Shutdown;
+use node::{Entry, Shutdown};
 use proto::wire::worker_server::Worker;
 use proto::worker::PROTOCOL_VERSION;
 use proto::{
-    Attempt, Error, KvLayout, ModelDescription, Reason, RequestId, Role, WorkerDescription, WorkerEpoch, wire,
+    Attempt, Capabilities, Error, KvLayout, ModelDescription, Reason, RequestId, Role, WorkerDescription,
+    WorkerEpoch, wire,
 };
 use tonic::{Request, Response, Status};
 
@@ -29,6 +30,16 @@ pub struct Identity {
     pub layout: KvLayout,
     /// The tokenizer bundle whose digest is `model.tokenizer`; empty when there is none.
     pub tokenizer: Bytes,
+}
+
+impl Identity {
+    /// What it registers with, at the address that peers use.
+    pub fn entry(&self, address: &str) -> Entry {
+        let (model, layout) = (self.model.clone(), self.layout);
+        let capabilities = Capabilities { protocol: PROTOCOL_VERSION, model, layout };
+        let (role, epoch) = (self.role, self.epoch);
+        Entry { role, address: address.to_owned(), epoch, capabilities: Some(capabilities) }
+    }
 }
 
 /// See [`wire::worker_server::Worker`].

@@ -2,6 +2,7 @@
 
 mod bench;
 mod clients;
+mod etcd;
 mod faults;
 mod fuzz;
 mod model;
@@ -62,6 +63,8 @@ enum Task {
         #[arg(long)]
         seed: Option<u64>,
     },
+    /// Fetch the etcd server that the tests of discovery start, and print its path as the last word
+    FetchEtcd,
     /// Build the binary that the end-to-end tests start, with fail points, into target/e2e
     E2eBinary,
     /// Give generated inputs to everything that reads outside data, or writes for outside readers
@@ -118,6 +121,7 @@ fn main() -> anyhow::Result<()> {
         Task::FetchNetwork => faults::fetch(),
         Task::Scenarios { names } => faults::test("scenarios", &names),
         Task::Soak { minutes, streams, seed } => faults::soak(minutes, streams, seed),
+        Task::FetchEtcd => etcd::fetch().map(|path| println!("etcd: {}", path.display())),
         Task::E2eBinary => stages::e2e_binary(),
         Task::Fuzz { short, seconds, target } => fuzz::run(&fuzz::Plan { short, seconds, only: target }),
         Task::Schemas { short } => schemas::check(short),

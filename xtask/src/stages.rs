@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result};
 
 use crate::clients;
+use crate::etcd;
 use crate::faults;
 use crate::fuzz;
 use crate::model::{self, Name};
@@ -82,6 +83,7 @@ fn test_stages(stages: &mut Stages) -> Result<()> {
         model::fetch(Name::Gemma3).map(drop)
     })?;
     stages.run("fetch clients", || clients::fetch().map(drop))?;
+    stages.run("fetch etcd", || etcd::fetch().map(drop))?;
     stages.run("fetch what lays networks", faults::fetch)?;
     stages.run("build the binary, with fail points", e2e_binary)?;
     let workspace = ["test", "--workspace", "--locked"];

@@ -1,9 +1,10 @@
 //! The options of the binary itself. Those of each service are that service's `Config`; all are loaded from the same
 //! layers, see [`node::config`].
 
+use std::path::PathBuf;
 use std::time::Duration;
 
-use node::Error;
+use node::{Error, EtcdConfig};
 use serde::{Deserialize, Serialize};
 
 use crate::effective::Effective;
@@ -43,13 +44,49 @@ impl ProcessConfig {
 }
 
 /// Options of a process that is one service of a cluster.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ClusterConfig {
-    /// Where the other services are listed: `fixed:FILE`, or `dns:ROLE=HOST:PORT,…` where each address of a name is one.
+    /// Where the other services are listed: `fixed:FILE`, `dns:ROLE=HOST:PORT,…` where each address of a name is one, or
+    /// `etcd:http://HOST:PORT,…/PREFIX` where each registers itself.
     pub discovery: Option<String>,
+    /// How long a service that died without a word stays registered in etcd, whole seconds.
+    #[serde(with = "node::config::seconds")]
+    pub etcd_lease_seconds: Duration,
+    /// PEM file with the authorities of etcd's certificates; needed with `https`.
+    pub etcd_tls_ca: Option<PathBuf>,
+    /// PEM file with the certificate that this process shows to etcd.
+    pub etcd_tls_cert: Option<PathBuf>,
+    /// PEM file with that certificate's private key.
+    pub etcd_tls_key: Option<PathBuf>,
     /// Address to serve metrics at, `host:port`; none when absent.
     pub metrics_listen: Option<String>,
+}
+
+impl Default for ClusterConfig {
+    fn default() -> Self {
+        let EtcdConfig { lease, ca, cert, key } = EtcdConfig::default();
+        Self {
+            discovery: None,
+            etcd_lease_seconds: lease,
+            etcd_tls_ca: ca,
+            etcd_tls_cert: cert,
+            etcd_tls_key: key,
+            metrics_listen: None,
+        }
+    }
+}
+
+impl ClusterConfig {
+    /// How the process meets etcd, if it does.
+    pub(crate) fn etcd(&self) -> EtcdConfig {
+        EtcdConfig {
+            lease: self.etcd_lease_seconds,
+            ca: self.etcd_tls_ca.clone(),
+            cert: self.etcd_tls_cert.clone(),
+            key: self.etcd_tls_key.clone(),
+        }
+    }
 }
 
 /// Options of a process that is all services at once.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use node::{Context, DiscoverySource, Error, Process, Signals};
+use node::{Context, Discovery, DiscoverySource, Error, Process, Signals};
 
 use crate::effective::Effective;
 use crate::options::ClusterConfig;
@@ -56,16 +56,18 @@ pub(crate) async fn run(service: Service, cluster: ClusterConfig, grace: Duratio
     let signals = Signals::listen()?;
     let source: DiscoverySource = cluster
         .discovery
+        .as_deref()
         .ok_or_else(|| {
-            Error::option(
-                "--discovery",
-                "expected fixed:FILE or dns:ROLE=HOST:PORT,…, where the other services are",
-            )
+            let expected = node::discovery::EXPECTED;
+            Error::option("--discovery", format!("expected {expected}, where the other services are"))
         })?
         .parse()?;
     let name = service.name();
     let mut context = Context::new(name, Vec::new());
-    context.members = node::discovery::watch(source, &context.tasks, &context.shutdown)?;
+    let etcd = cluster.etcd();
+    let Discovery { members, registry } =
+        node::discovery::start(source, &etcd, &context.tasks, &context.shutdown).await?;
+    (context.members, context.registry) = (members, registry);
     if let Some(address) = &cluster.metrics_listen {
         node::operators::serve(address, &context).await?;
     }

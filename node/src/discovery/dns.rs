@@ -1,6 +1,5 @@
 //! Members from names: every address that a name has is a member, as Kubernetes' headless services tell of their pods.
 
-use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,55 +30,55 @@ pub(super) fn parse(value: &str) -> Result<Vec<Name>, String> {
         let expected =
             || format!("expected dns:ROLE=HOST:PORT, where ROLE is router, prefill or decode, got {entry:?}");
         let (role, host_port) = entry.split_once('=').ok_or_else(expected)?;
-        let roles = [Role::Router, Role::Prefill, Role::Decode];
-        let role = roles.into_iter().find(|known| known.name() == role).ok_or_else(expected)?;
+        let role = Role::from_name(role).ok_or_else(expected)?;
         check_host_port(host_port).map_err(|fault| format!("{}; {fault}", expected()))?;
         Ok(Name { role, host_port: host_port.to_owned() })
     });
     names.collect()
 }
 
-/// What names stood for when they were last looked up.
-#[derive(Default)]
-struct Known {
-    addresses: HashMap<String, Vec<SocketAddr>>,
-}
+/// Names, and what each stood for when it was last looked up.
+struct Known(Vec<(Name, Vec<SocketAddr>)>);
 
 impl Known {
-    /// Takes what a look-up of the name told. A name that has no answer keeps its addresses: an outage of the names is none
-    /// of the members, and those that are gone are found out by calling them.
-    fn take(&mut self, host_port: &str, told: Result<Vec<SocketAddr>, String>) {
-        match told {
-            Ok(mut addresses) => {
-                addresses.sort_unstable();
-                addresses.dedup();
-                self.addresses.insert(host_port.to_owned(), addresses);
-            }
-            Err(error) => {
-                tracing::debug!(name = host_port, error, "name not resolved, keeping its last addresses");
+    fn new(names: Vec<Name>) -> Self {
+        Self(names.into_iter().map(|name| (name, Vec::new())).collect())
+    }
+
+    /// Takes what look-ups of the names told, in their order. A name that has no answer keeps its addresses: an outage of
+    /// the names is none of the members, and those that are gone are found out by calling them.
+    fn take(&mut self, told: impl IntoIterator<Item = Result<Vec<SocketAddr>, String>>) {
+        for ((name, known), told) in self.0.iter_mut().zip(told) {
+            match told {
+                Ok(mut addresses) => {
+                    addresses.sort_unstable();
+                    addresses.dedup();
+                    *known = addresses;
+                }
+                Err(error) => {
+                    let name = &name.host_port;
+                    tracing::debug!(name, error, "name not resolved, keeping its last addresses");
+                }
             }
         }
     }
 
-    fn members(&self, names: &[Name]) -> Vec<Member> {
-        let of = |name: &Name| {
-            let addresses = self.addresses.get(&name.host_port).into_iter().flatten();
-            let role = name.role;
-            addresses.map(move |address| Member { role, address: address.to_string() }).collect::<Vec<_>>()
-        };
-        names.iter().flat_map(of).collect()
+    fn members(&self) -> Vec<Member> {
+        let members = self.0.iter().flat_map(|(name, addresses)| {
+            addresses.iter().map(|address| Member { role: name.role, address: address.to_string() })
+        });
+        members.collect()
     }
 }
 
 /// Looks the names up again and again.
 pub(super) async fn follow(names: Vec<Name>, sender: watch::Sender<Arc<[Member]>>) {
-    let mut known = Known::default();
+    let mut known = Known::new(names);
     loop {
-        let told = futures::future::join_all(names.iter().map(|name| look_up(&name.host_port))).await;
-        for (name, told) in names.iter().zip(told) {
-            known.take(&name.host_port, told);
-        }
-        let members = known.members(&names);
+        let look_ups = known.0.iter().map(|(name, _)| look_up(&name.host_port));
+        let told = futures::future::join_all(look_ups).await;
+        known.take(told);
+        let members = known.members();
         if **sender.borrow() != *members {
             tracing::info!(count = members.len(), "members changed");
             sender.send_replace(members.into());
@@ -103,24 +102,20 @@ mod tests {
     #[test]
     fn a_name_without_an_answer_keeps_its_addresses() {
         let names = parse("prefill=prefill.baton:9101,decode=decode.baton:9201").unwrap();
-        let mut known = Known::default();
-        assert_eq!(known.members(&names), []);
+        let mut known = Known::new(names);
+        assert_eq!(known.members(), []);
         let at = |address: &str| address.parse::<SocketAddr>().unwrap();
-        known.take(
-            "prefill.baton:9101",
-            Ok(vec![at("10.0.0.2:9101"), at("10.0.0.1:9101"), at("10.0.0.2:9101")]),
-        );
-        known.take("decode.baton:9201", Ok(vec![at("[fd00::1]:9201")]));
+        let prefill = vec![at("10.0.0.2:9101"), at("10.0.0.1:9101"), at("10.0.0.2:9101")];
+        known.take([Ok(prefill), Ok(vec![at("[fd00::1]:9201")])]);
         let member = |role, address: &str| Member { role, address: address.to_owned() };
         let all = [
             member(Role::Prefill, "10.0.0.1:9101"),
             member(Role::Prefill, "10.0.0.2:9101"),
             member(Role::Decode, "[fd00::1]:9201"),
         ];
-        assert_eq!(known.members(&names), all);
-        known.take("prefill.baton:9101", Err("no such name".to_owned()));
-        known.take("decode.baton:9201", Ok(Vec::new()));
-        assert_eq!(known.members(&names), all[..2]);
+        assert_eq!(known.members(), all);
+        known.take([Err("no such name".to_owned()), Ok(Vec::new())]);
+        assert_eq!(known.members(), all[..2]);
     }
 
     #[test]

@@ -45,9 +45,22 @@ pub(crate) struct ProcessOptions {
 #[derive(Args, Serialize)]
 #[command(next_help_heading = "Cluster")]
 pub(crate) struct ClusterOptions {
-    /// Where the other services are listed: fixed:FILE, or dns:ROLE=HOST:PORT,… where each address of a name is one
+    /// Where the other services are listed: fixed:FILE, dns:ROLE=HOST:PORT,… where each address of a name is one, or
+    /// etcd:http://HOST:PORT,…/PREFIX where each registers itself
     #[arg(long, value_name = "SOURCE")]
     discovery: Option<String>,
+    /// Whole seconds that a service which died without a word stays registered in etcd
+    #[arg(long, value_name = "SECONDS")]
+    etcd_lease_seconds: Option<f64>,
+    /// PEM file with the authorities of etcd's certificates, needed with https
+    #[arg(long, value_name = "FILE")]
+    etcd_tls_ca: Option<PathBuf>,
+    /// PEM file with the certificate that is shown to etcd
+    #[arg(long, value_name = "FILE")]
+    etcd_tls_cert: Option<PathBuf>,
+    /// PEM file with that certificate's private key
+    #[arg(long, value_name = "FILE")]
+    etcd_tls_key: Option<PathBuf>,
     /// Address to serve metrics at [default: none]
     #[arg(long, value_name = "HOST:PORT")]
     metrics_listen: Option<String>,

@@ -10,6 +10,9 @@ pub(crate) struct RouterListenOptions {
     /// Address to serve gRPC at
     #[arg(long, value_name = "HOST:PORT")]
     listen: Option<String>,
+    /// Address under which gateways reach this router, where it registers itself [default: that of --listen]
+    #[arg(long, value_name = "HOST:PORT")]
+    advertise: Option<String>,
     /// Most requests that run at once; the next is refused
     #[arg(long, value_name = "N")]
     requests_max: Option<usize>,

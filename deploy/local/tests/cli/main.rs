@@ -119,7 +119,22 @@ fn what_cannot_be_is_refused_with_one_line() {
         (&["serve", "sim:", "--grace=-1"], "--grace: expected seconds, got -1"),
         (&["serve", "sim:", "--config", "/no/such.toml"], "/no/such.toml: "),
         (&["router"], "--discovery: expected fixed:FILE"),
-        (&["router", "--discovery", "etcd:http://127.0.0.1:2379"], "etcd is not built in yet"),
+        (
+            &["router", "--discovery", "etcd:http://127.0.0.1:2379"],
+            "--discovery: expected etcd:http://HOST:PORT,…/PREFIX, got \"http://127.0.0.1:2379\"; the prefix is",
+        ),
+        (
+            &["router", "--discovery", "etcd:http://127.0.0.1:2379/b", "--etcd-lease-seconds", "0.5"],
+            "--etcd-lease-seconds: expected whole seconds from 1 to 3600, got 0.5",
+        ),
+        (
+            &["router", "--discovery", "etcd:https://127.0.0.1:2379/b"],
+            "--etcd-tls-ca: expected a PEM file beside an https URL",
+        ),
+        (
+            &["router", "--discovery", "etcd:http://127.0.0.1:9/b", "--listen", "0.0.0.0:0"],
+            "advertise: expected the address under which others reach this process, got 0.0.0.0:",
+        ),
         (&["router", "--discovery", "fixed:/no/such.toml"], "/no/such.toml: "),
         (&["router", "--discovery", &discovery, "--listen", "9000"], "listen: expected host:port"),
         (
