@@ -11,6 +11,7 @@
 mod address;
 mod call;
 mod clock;
+mod cluster_tls;
 pub mod config;
 mod context;
 mod deadline;
@@ -34,6 +35,7 @@ mod tls;
 
 pub use address::Listener;
 pub use clock::Clock;
+pub use cluster_tls::{ClusterTls, ClusterTlsConfig};
 pub use context::Context;
 pub use deadline::set_time_left;
 pub use discovery::{Discovery, DiscoverySource, Entry, EtcdConfig, Member, Registry};

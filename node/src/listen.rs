@@ -20,11 +20,13 @@ use tower::{Service, ServiceExt};
 
 use crate::linger::{Lingering, Unread};
 use crate::network::{CONNECTION_WINDOW_BYTES, FRAME_BYTES_MAX, KEEP_ALIVE, STREAM_WINDOW_BYTES};
-use crate::{Error, Shutdown, Tasks, Tls};
+use crate::{ClusterTls, Error, Shutdown, Tasks, Tls};
 
 /// Most calls of another service on one connection at a time. hyper's default of 200 would silently queue a busy
 /// router's calls.
 const STREAMS_MAX: u32 = 8192;
+/// Longest that the handshake of a connection of another service may take.
+const SERVICE_HANDSHAKE_MAX: Duration = Duration::from_secs(5);
 /// HTTP/2 flow control window of a client's stream: what it can make the process hold unread.
 const CLIENT_STREAM_WINDOW_BYTES: u32 = 2 << 20;
 /// HTTP/2 flow control window of a client's connection.
@@ -107,24 +109,44 @@ pub(crate) struct Manner {
     /// HTTP/2 flow control windows of a stream and of a connection.
     windows: (u32, u32),
     /// Does the handshakes, each within this time.
-    tls: Option<(TlsAcceptor, Duration)>,
+    tls: Option<(Handshakes, Duration)>,
+}
+
+/// What does the handshakes of a listener.
+#[derive(Clone)]
+enum Handshakes {
+    /// With clients, the same way from start to end.
+    Clients(TlsAcceptor),
+    /// With services of the cluster, by certificates that change.
+    Services(ClusterTls),
+}
+
+impl Handshakes {
+    /// What does the next one.
+    fn acceptor(&self) -> TlsAcceptor {
+        match self {
+            Self::Clients(acceptor) => acceptor.clone(),
+            Self::Services(tls) => tls.acceptor(),
+        }
+    }
 }
 
 impl Manner {
     /// gRPC with other services of the cluster.
-    pub(crate) fn services() -> Self {
+    pub(crate) fn services(tls: Option<&ClusterTls>) -> Self {
         Self {
             protocol: Protocol::Grpc,
             keep_alive: KEEP_ALIVE,
             streams_max: STREAMS_MAX,
             windows: (STREAM_WINDOW_BYTES, CONNECTION_WINDOW_BYTES),
-            tls: None,
+            tls: tls.map(|tls| (Handshakes::Services(tls.clone()), SERVICE_HANDSHAKE_MAX)),
         }
     }
 
     /// Either protocol with clients.
     pub(crate) fn clients(protocol: Protocol, public: &Public) -> Self {
-        let tls = public.tls.as_ref().map(|tls| (tls.acceptor(protocol.alpn()), public.tls_handshake));
+        let handshakes = |tls: &Tls| Handshakes::Clients(tls.acceptor(protocol.alpn()));
+        let tls = public.tls.as_ref().map(|tls| (handshakes(tls), public.tls_handshake));
         Self {
             protocol,
             keep_alive: Duration::from_secs(20),
@@ -267,7 +289,7 @@ impl Builders {
 struct Server<S> {
     protocol: Protocol,
     /// Does the handshakes, each within this time.
-    tls: Option<(TlsAcceptor, Duration)>,
+    tls: Option<(Handshakes, Duration)>,
     builders: Builders,
     service: S,
     shutdown: Shutdown,
@@ -313,7 +335,7 @@ where
             return Some(Met::Plain(stream, version));
         };
         let secured = tokio::select! {
-            secured = tokio::time::timeout(*longest, tls.accept(stream)) => secured,
+            secured = tokio::time::timeout(*longest, tls.acceptor().accept(stream)) => secured,
             () = self.protocol.closing(&self.shutdown) => return None,
         };
         match secured {

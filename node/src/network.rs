@@ -20,7 +20,7 @@ use tower::{ServiceExt, service_fn};
 
 use crate::address::{LOCAL, check_host_port};
 use crate::deadline::bounded;
-use crate::{Shutdown, call};
+use crate::{ClusterTls, Shutdown, call};
 
 /// What a generated client is put on. Its errors are transport failures: [`proto::convert::is_transport`] holds.
 pub type Channel = BoxCloneSyncService<Request<Body>, Response<Body>, Status>;
@@ -69,6 +69,7 @@ pub struct Network {
 
 struct Shared {
     config: NetworkConfig,
+    tls: Option<ClusterTls>,
     local: RwLock<HashMap<String, (Routes, Shutdown)>>,
     tcp: Mutex<HashMap<String, Channel>>,
 }
@@ -76,8 +77,18 @@ struct Shared {
 impl Network {
     /// A network that nothing is registered in.
     pub fn new(config: NetworkConfig) -> Self {
-        let shared = Shared { config, local: RwLock::default(), tcp: Mutex::default() };
+        Self::secured(config, None)
+    }
+
+    /// A network whose TCP connections, if there is a `tls`, are secured by it.
+    pub fn secured(config: NetworkConfig, tls: Option<ClusterTls>) -> Self {
+        let shared = Shared { config, tls, local: RwLock::default(), tcp: Mutex::default() };
         Self { shared: Arc::new(shared) }
+    }
+
+    /// What secures its connections.
+    pub(crate) fn tls(&self) -> Option<&ClusterTls> {
+        self.shared.tls.as_ref()
     }
 
     /// Offers services at `local:NAME` until the returned guard is dropped; a later registration of the same name
@@ -122,7 +133,7 @@ impl Network {
             return channel.clone();
         }
         let channel = match self.endpoint(address) {
-            Ok(endpoint) => tcp_channel(&endpoint),
+            Ok(endpoint) => self.tcp_channel(&endpoint),
             Err(status) => {
                 return BoxCloneSyncService::new(service_fn(move |_| {
                     std::future::ready(Err(status.clone()))
@@ -154,16 +165,21 @@ impl Network {
             .initial_connection_window_size(CONNECTION_WINDOW_BYTES);
         Ok(endpoint)
     }
-}
 
-fn tcp_channel(endpoint: &Endpoint) -> Channel {
-    let transport = endpoint.connect_lazy();
-    BoxCloneSyncService::new(service_fn(move |request| {
-        let transport = transport.clone();
-        bounded(request, |request| async move {
-            transport.oneshot(request).await.map_err(|error| unreachable(&error))
-        })
-    }))
+    fn tcp_channel(&self, endpoint: &Endpoint) -> Channel {
+        let transport = match &self.shared.tls {
+            None => endpoint.connect_lazy(),
+            Some(tls) => {
+                endpoint.connect_with_connector_lazy(tls.connector(self.shared.config.connect_timeout))
+            }
+        };
+        BoxCloneSyncService::new(service_fn(move |request| {
+            let transport = transport.clone();
+            bounded(request, |request| async move {
+                transport.oneshot(request).await.map_err(|error| unreachable(&error))
+            })
+        }))
+    }
 }
 
 /// What a connection's failure is to the caller, whatever hyper calls it: a request that was still queued when the

@@ -78,7 +78,8 @@ impl Serving {
     }
 }
 
-/// Serves gRPC to other services of the cluster, with health and reflection beside the given services.
+/// Serves gRPC to other services of the cluster, with health and reflection beside the given services: to nobody but those
+/// that show a certificate of the cluster's authority, where the network is secured.
 ///
 /// A drain reports NOT_SERVING and lets calls go on, new ones too: which of them to refuse is the services' decision.
 /// The server closes when the process is idle ([`crate::Shutdown::idle`]) or stops.
@@ -90,7 +91,8 @@ pub async fn serve_grpc(
     services: Services,
     context: &Context,
 ) -> Result<Serving, Error> {
-    serve_calls(listener, services, Manner::services(), |router| router, context).await
+    let manner = Manner::services(context.network.tls());
+    serve_calls(listener, services, manner, |router| router, context).await
 }
 
 /// The same for clients. `front` puts its layers around every call, health and reflection included.

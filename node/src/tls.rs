@@ -55,9 +55,10 @@ impl Tls {
         let builder = match files.client_ca {
             None => builder.with_no_client_auth(),
             Some(path) => {
-                let verifier = WebPkiClientVerifier::builder_with_provider(roots(path)?.into(), provider)
-                    .build()
-                    .map_err(|error| fault(CLIENT_CA, path, error))?;
+                let verifier =
+                    WebPkiClientVerifier::builder_with_provider(roots(CLIENT_CA, path)?.into(), provider)
+                        .build()
+                        .map_err(|error| fault(CLIENT_CA, path, error))?;
                 builder.with_client_cert_verifier(verifier)
             }
         };
@@ -73,7 +74,8 @@ impl Tls {
     }
 }
 
-fn fault(option: &str, path: &Path, message: impl std::fmt::Display) -> Error {
+/// What is wrong with the file that an option names.
+pub(crate) fn fault(option: &str, path: &Path, message: impl std::fmt::Display) -> Error {
     Error::option(option, format!("{}: {message}", path.display()))
 }
 
@@ -126,10 +128,11 @@ fn broken(error: &pem::Error) -> &'static str {
     }
 }
 
-fn roots(path: &Path) -> Result<RootCertStore, Error> {
+/// The authorities in the file that an option names, at least one.
+pub(crate) fn roots(option: &str, path: &Path) -> Result<RootCertStore, Error> {
     let mut roots = RootCertStore::empty();
-    for certificate in certificates(CLIENT_CA, path)? {
-        roots.add(certificate).map_err(|error| fault(CLIENT_CA, path, error))?;
+    for certificate in certificates(option, path)? {
+        roots.add(certificate).map_err(|error| fault(option, path, error))?;
     }
     Ok(roots)
 }

@@ -34,6 +34,9 @@ fn capabilities() -> Capabilities {
     Capabilities { protocol: PROTOCOL_VERSION, model, layout }
 }
 
+/// What makes a worker one of another kind.
+type Change = fn(&mut Capabilities);
+
 fn member(role: Role, port: u16) -> Member {
     Member { role, address: format!("127.0.0.1:{port}") }
 }
@@ -142,7 +145,7 @@ async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
 async fn members_come_stay_and_leave() {
     let etcd = Etcd::start();
     // No lease ends within this test by itself.
-    let ([prefill, decode, watcher], both) = three(&etcd.url(), Duration::from_secs(600)).await;
+    let ([prefill, decode, watcher], both) = three(&etcd.url(), Duration::from_mins(10)).await;
     prefill.context.shutdown.drain();
     watcher.knows(&both[..1]).await;
     decode.knows(&both[..1]).await;
@@ -336,7 +339,7 @@ async fn what_changed_behind_a_cut_is_learnt_even_when_it_was_compacted() {
 async fn who_does_not_fit_is_not_let_in_and_told_by_the_field() {
     let etcd = Etcd::start();
     let ([prefill, _decode, watcher], both) = three(&etcd.url(), LEASE).await;
-    let cases: [(&str, fn(&mut Capabilities)); 7] = [
+    let cases: [(&str, Change); 7] = [
         ("protocol version: 2 here, 1 there", |with| with.protocol = 2),
         ("checkpoint fingerprint: 0303", |with| with.model.fingerprint = Digest([3; 32])),
         ("tokenizer digest: 0303", |with| with.model.tokenizer = Digest([3; 32])),

@@ -1,7 +1,5 @@
 //! Discovery from a fixed file and from names.
 
-#![expect(clippy::unwrap_used, reason = "these are tests")]
-
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;

@@ -25,6 +25,7 @@ pub mod limits;
 pub mod load;
 mod memory;
 mod meters;
+mod owners;
 mod peers;
 pub mod planted;
 pub mod run;

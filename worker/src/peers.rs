@@ -18,6 +18,7 @@ use crate::core::{CallId, Event, FetchItem};
 use crate::fail_points;
 use crate::inbox::{Message, Outbox};
 use crate::items::{self, peer_error};
+use crate::owners::Owners;
 
 /// Longest wait for the answer to a renewal: less than the time between two.
 const RENEWAL_MAX: Duration = Duration::from_secs(1);
@@ -42,6 +43,7 @@ pub(crate) struct Peers {
 #[derive(Clone)]
 struct Peer {
     network: Network,
+    owners: Owners,
     outbox: Outbox,
     /// Items of one fetch that may wait for the engine.
     window: usize,
@@ -49,8 +51,9 @@ struct Peer {
 
 impl Peers {
     pub(crate) fn new(context: &Context, outbox: Outbox, window: usize) -> Self {
+        let (network, owners) = (context.network.clone(), Owners::new(context.members.clone()));
         Self {
-            peer: Peer { network: context.network.clone(), outbox, window },
+            peer: Peer { network, owners, outbox, window },
             tasks: context.tasks.clone(),
             fetches: HashMap::new(),
             renewals: HashMap::new(),
@@ -112,8 +115,10 @@ impl Peers {
 }
 
 impl Peer {
-    fn client(&self, owner: &str) -> KvTransferClient<node::Channel> {
-        node::limits!(KvTransferClient::new(self.network.connect(owner)))
+    /// A client of an owner that is a member of the cluster.
+    async fn client(&self, owner: &str) -> Result<KvTransferClient<node::Channel>, Error> {
+        self.owners.check(owner).await?;
+        Ok(node::limits!(KvTransferClient::new(self.network.connect(owner))))
     }
 
     /// Tells the core; a core that has ended needs no news.
@@ -131,9 +136,10 @@ impl Peer {
     ) -> Result<(), Error> {
         let owner = handoff.owner.clone();
         let lost = |status| peer_error(&owner, status);
+        let mut client = self.client(&owner).await?;
         let mut request = Request::new(items::fetch_request(handoff, skip, time_left));
         node::set_time_left(&mut request, time_left);
-        let mut stream = self.client(&owner).fetch(request).await.map_err(lost)?.into_inner();
+        let mut stream = client.fetch(request).await.map_err(lost)?.into_inner();
         let window = Arc::new(Semaphore::new(self.window));
         let mut first_block = true;
         loop {
@@ -159,7 +165,7 @@ impl Peer {
         let owner = handoff.owner.clone();
         let mut request = Request::new(wire::RenewRequest { handoff: Some(handoff.into()) });
         request.set_timeout(RENEWAL_MAX);
-        let response = self.client(&owner).renew(request).await;
+        let response = self.client(&owner).await?.renew(request).await;
         let response = response.map_err(|status| match peer_error(&owner, status) {
             // It is this call's own short limit, not the request's deadline.
             Error { reason: Reason::Deadline, message } => Error::new(Reason::WorkerLost, message),
@@ -170,10 +176,14 @@ impl Peer {
 
     async fn release(&self, handoff: Handoff) {
         let owner = handoff.owner.clone();
+        let mut client = match self.client(&owner).await {
+            Ok(client) => client,
+            Err(error) => return tracing::warn!(%error, "release not sent"),
+        };
         for _ in 0..RELEASE_TRIES {
             let mut request = Request::new(wire::ReleaseRequest { handoff: Some(handoff.clone().into()) });
             request.set_timeout(RELEASE_MAX);
-            match self.client(&owner).release(request).await {
+            match client.release(request).await {
                 Ok(_) => return,
                 Err(status) => {
                     let error = peer_error(&owner, status);

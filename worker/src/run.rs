@@ -29,8 +29,8 @@ pub struct RoleParts {
 /// Runs a worker until the shutdown ends it.
 ///
 /// # Errors
-/// An option that has no valid value, a model that cannot be loaded, an address that cannot be listened on, or under which no peer reaches it; INTERNAL
-/// when the engine's thread panicked, after which the process is told to stop.
+/// An option that has no valid value, a model that cannot be loaded, an address that cannot be listened on, or under which no
+/// peer reaches it; INTERNAL when the engine's thread panicked, after which the process is told to stop.
 pub async fn run(parts: RoleParts, config: Config, context: Context) -> Result<(), node::Error> {
     let standing = context.readiness.join(&context.name, "the model is being loaded");
     config.validate()?;

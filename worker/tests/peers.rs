@@ -7,10 +7,12 @@ use std::time::{Duration, Instant};
 
 use engine::model::Interrupt;
 use futures::stream::{self, Stream, StreamExt};
-use node::{Context, Services, limits};
+use node::{Context, Member, Services, limits};
 use proto::wire::kv_transfer_server::{KvTransfer, KvTransferServer};
 use proto::wire::{self, fetch_event};
-use proto::{Attempt, Digest, Error, Handoff, HandoffId, KvDtype, KvLayout, Reason, RequestId, WorkerEpoch};
+use proto::{
+    Attempt, Digest, Error, Handoff, HandoffId, KvDtype, KvLayout, Reason, RequestId, Role, WorkerEpoch,
+};
 use tonic::{Request, Response, Status};
 use worker::core::{Action, CallId, Core, Event, Gauges, Now, StepSize};
 use worker::shell::{self, Handle, ShellConfig};
@@ -114,7 +116,16 @@ async fn start(
     actions: Vec<Action>,
     fetch: impl Fn() -> Result<Items, Status> + Send + Sync + 'static,
 ) -> Fixture {
-    let context = Context::new("starter", Vec::new());
+    start_among(Vec::new(), actions, fetch).await
+}
+
+/// The same in a cluster of these members.
+async fn start_among(
+    members: Vec<Member>,
+    actions: Vec<Action>,
+    fetch: impl Fn() -> Result<Items, Status> + Send + Sync + 'static,
+) -> Fixture {
+    let context = Context::new("starter", members);
     let releases = Arc::new(AtomicUsize::new(0));
     let owner = Owner { fetch: Box::new(fetch), releases: Arc::clone(&releases), deaf: AtomicUsize::new(1) };
     let services = Services::new().add(limits!(KvTransferServer::new(owner)));
@@ -194,6 +205,25 @@ async fn a_fetch_that_ends_without_its_last_item_is_truncated() {
 async fn an_owner_that_is_not_there_is_lost() {
     let fixture = start(start_fetch("local:nobody"), || Ok(stream::empty().boxed())).await;
     assert_eq!(fixture.failure().await.reason, Reason::WorkerLost);
+}
+
+#[tokio::test]
+async fn an_owner_that_is_no_member_is_not_called() {
+    let called = Arc::new(AtomicBool::new(false));
+    let noted = Arc::clone(&called);
+    let fetch = move || {
+        noted.store(true, Ordering::SeqCst);
+        Ok(stream::empty().boxed())
+    };
+    let other = Member { role: Role::Prefill, address: "local:other".to_owned() };
+    let mut actions = start_fetch("local:owner");
+    actions.push(Action::Release { handoff: handoff("local:owner") });
+    let fixture = start_among(vec![other], actions, fetch).await;
+    let error = fixture.failure().await;
+    let expected = "handoff.owner: expected a worker that is a member of the cluster, got \"local:owner\"";
+    assert_eq!((error.reason, error.message.as_str()), (Reason::WorkerLost, expected));
+    assert!(!called.load(Ordering::SeqCst));
+    assert_eq!(fixture.releases.load(Ordering::SeqCst), 0);
 }
 
 #[tokio::test]

@@ -171,7 +171,7 @@ pub(crate) enum Service {
     /// All services in one process.
     All(Box<ServeConfig>),
     /// One service of a cluster.
-    One(Box<single::Service>, ClusterConfig),
+    One(Box<single::Service>, Box<ClusterConfig>),
 }
 
 /// A command with everything loaded.
@@ -215,10 +215,10 @@ impl Command {
                 load(&args.source, &*args, load_serve)
             }
             Self::Gateway(args) => load(&args.source, &*args, |layers, _| {
-                Ok(Service::One(Box::new(single::Service::Gateway(layers.load()?)), layers.load()?))
+                Ok(one(single::Service::Gateway(layers.load()?), layers.load()?))
             }),
             Self::Router(args) => load(&args.source, &*args, |layers, _| {
-                Ok(Service::One(Box::new(single::Service::Router(layers.load()?)), layers.load()?))
+                Ok(one(single::Service::Router(layers.load()?), layers.load()?))
             }),
             Self::PrefillWorker(args) => args.load(single::Service::Prefill),
             Self::DecodeWorker(args) => args.load(single::Service::Decode),
@@ -231,7 +231,7 @@ impl WorkerArgs {
         self.engine.take_word(self.word.take())?;
         load(&self.source, &*self, |layers, notes| {
             let config = load_worker(layers, notes)?;
-            Ok(Service::One(Box::new(service(config)), layers.load()?))
+            Ok(one(service(config), layers.load()?))
         })
     }
 }
@@ -251,6 +251,10 @@ fn load(
     layers.finish()?;
     service.validate()?;
     Ok(Loaded { process, service, notes, print: source.print_config })
+}
+
+fn one(service: single::Service, cluster: ClusterConfig) -> Service {
+    Service::One(Box::new(service), Box::new(cluster))
 }
 
 fn load_serve(layers: &mut Layers, notes: &mut Vec<String>) -> Result<Service, Error> {

@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use node::{Error, EtcdConfig};
+use node::{ClusterTlsConfig, Error, EtcdConfig};
 use serde::{Deserialize, Serialize};
 
 use crate::effective::Effective;
@@ -59,6 +59,14 @@ pub struct ClusterConfig {
     pub etcd_tls_cert: Option<PathBuf>,
     /// PEM file with that certificate's private key.
     pub etcd_tls_key: Option<PathBuf>,
+    /// PEM file with the authorities of the certificates that services show each other; plain text between them when absent.
+    pub cluster_tls_ca: Option<PathBuf>,
+    /// PEM file with this service's certificate, its issuers after it.
+    pub cluster_tls_cert: Option<PathBuf>,
+    /// PEM file with that certificate's private key.
+    pub cluster_tls_key: Option<PathBuf>,
+    /// The name that every service's certificate is for; the host of its address when absent.
+    pub cluster_tls_name: Option<String>,
     /// Address to serve metrics at, `host:port`; none when absent.
     pub metrics_listen: Option<String>,
 }
@@ -72,6 +80,10 @@ impl Default for ClusterConfig {
             etcd_tls_ca: ca,
             etcd_tls_cert: cert,
             etcd_tls_key: key,
+            cluster_tls_ca: None,
+            cluster_tls_cert: None,
+            cluster_tls_key: None,
+            cluster_tls_name: None,
             metrics_listen: None,
         }
     }
@@ -85,6 +97,16 @@ impl ClusterConfig {
             ca: self.etcd_tls_ca.clone(),
             cert: self.etcd_tls_cert.clone(),
             key: self.etcd_tls_key.clone(),
+        }
+    }
+
+    /// What secures calls between services.
+    pub(crate) fn tls(&self) -> ClusterTlsConfig {
+        ClusterTlsConfig {
+            ca: self.cluster_tls_ca.clone(),
+            cert: self.cluster_tls_cert.clone(),
+            key: self.cluster_tls_key.clone(),
+            name: self.cluster_tls_name.clone(),
         }
     }
 }

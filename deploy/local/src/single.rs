@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use node::{Context, Discovery, DiscoverySource, Error, Process, Signals};
+use node::{
+    ClusterTls, Context, Discovery, DiscoverySource, Error, Network, NetworkConfig, Process, Signals,
+};
 
 use crate::effective::Effective;
 use crate::options::ClusterConfig;
@@ -64,6 +66,10 @@ pub(crate) async fn run(service: Service, cluster: ClusterConfig, grace: Duratio
         .parse()?;
     let name = service.name();
     let mut context = Context::new(name, Vec::new());
+    if let Some(tls) = ClusterTls::read(&cluster.tls())? {
+        tls.keep_fresh(&context.tasks, &context.shutdown);
+        context.network = Network::secured(NetworkConfig::default(), Some(tls));
+    }
     let etcd = cluster.etcd();
     let Discovery { members, registry } =
         node::discovery::start(source, &etcd, &context.tasks, &context.shutdown).await?;

@@ -61,6 +61,18 @@ pub(crate) struct ClusterOptions {
     /// PEM file with that certificate's private key
     #[arg(long, value_name = "FILE")]
     etcd_tls_key: Option<PathBuf>,
+    /// PEM file with the authorities of the certificates that services show each other [default: plain text]
+    #[arg(long, value_name = "FILE")]
+    cluster_tls_ca: Option<PathBuf>,
+    /// PEM file with this service's certificate, its issuers after it
+    #[arg(long, value_name = "FILE")]
+    cluster_tls_cert: Option<PathBuf>,
+    /// PEM file with that certificate's private key
+    #[arg(long, value_name = "FILE")]
+    cluster_tls_key: Option<PathBuf>,
+    /// Name that every service's certificate is for [default: the host of its address]
+    #[arg(long, value_name = "NAME")]
+    cluster_tls_name: Option<String>,
     /// Address to serve metrics at [default: none]
     #[arg(long, value_name = "HOST:PORT")]
     metrics_listen: Option<String>,

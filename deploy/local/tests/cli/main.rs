@@ -132,6 +132,10 @@ fn what_cannot_be_is_refused_with_one_line() {
             "--etcd-tls-ca: expected a PEM file beside an https URL",
         ),
         (
+            &["router", "--discovery", &discovery, "--cluster-tls-key", "k.pem"],
+            "--cluster-tls-ca: expected a PEM file beside --cluster-tls-key",
+        ),
+        (
             &["router", "--discovery", "etcd:http://127.0.0.1:9/b", "--listen", "0.0.0.0:0"],
             "advertise: expected the address under which others reach this process, got 0.0.0.0:",
         ),

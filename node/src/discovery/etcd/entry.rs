@@ -63,6 +63,9 @@ mod tests {
 
     use super::*;
 
+    /// What makes a worker one of another kind.
+    type Change = fn(&mut Capabilities);
+
     fn entry() -> Entry {
         let model = ModelDescription {
             name: "m".to_owned(),
@@ -96,12 +99,12 @@ mod tests {
 
     #[test]
     fn a_mismatch_names_the_field_and_the_member() {
-        let refused = |change: fn(&mut Capabilities)| {
+        let refused = |change: Change| {
             let mut other = entry();
             change(other.capabilities.as_mut().unwrap());
             entry().mismatch(&other).map(|error| error.message)
         };
-        let cases: [(&str, fn(&mut Capabilities)); 7] = [
+        let cases: [(&str, Change); 7] = [
             ("protocol version: ", |with| with.protocol += 1),
             ("checkpoint fingerprint: ", |with| with.model.fingerprint = Digest([3; 32])),
             ("tokenizer digest: ", |with| with.model.tokenizer = Digest([3; 32])),
