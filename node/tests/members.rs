@@ -41,7 +41,10 @@ async fn a_changed_file_is_read_again_and_a_broken_one_is_not_taken() {
     assert!(tokio::time::timeout(Duration::from_millis(1500), members.changed()).await.is_err());
     assert_eq!(**members.borrow(), first);
 
-    std::fs::write(&path, TWO).unwrap();
+    // In one piece: a file that is half written is a shorter list.
+    let whole = folder.path().join("members.new");
+    std::fs::write(&whole, TWO).unwrap();
+    std::fs::rename(&whole, &path).unwrap();
     tokio::time::timeout(Duration::from_secs(3), members.changed()).await.unwrap().unwrap();
     let second = [member(Role::Router, "127.0.0.1:9100"), member(Role::Decode, "decode-0.baton:9102")];
     assert_eq!(**members.borrow(), second);

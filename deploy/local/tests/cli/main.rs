@@ -273,7 +273,7 @@ fn each_service_runs_alone_and_drains() {
     ];
     for (service, arguments) in services {
         let mut running = Running::start(baton(&[service]).args(common).args(arguments));
-        running.wait_log(&["serving http", "serving grpc"]);
+        running.wait_log(&["serving operators", "serving grpc"]);
         running.signal("TERM");
         assert_eq!(running.exit_code(), Some(0), "{service}");
         let mut stdout = String::new();
