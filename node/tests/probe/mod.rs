@@ -147,7 +147,11 @@ pub(crate) struct Rig {
 impl Rig {
     /// Serves a probe at `listen`, `host:port` or `local:NAME`.
     pub(crate) async fn at(listen: &str) -> Self {
-        let context = Context::new("probe", Vec::new());
+        Self::of(Context::new("probe", Vec::new()), listen).await
+    }
+
+    /// The same in a context that a test has made.
+    pub(crate) async fn of(context: Context, listen: &str) -> Self {
         let inside = Inside::default();
         let services = Services::new().add(node::limits!(WorkerServer::new(Probe(inside.clone()))));
         let listener = Listener::parse("--listen", listen).unwrap();
