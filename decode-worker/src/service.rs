@@ -1,10 +1,13 @@
 //! The gRPC service by which routers ask for tokens.
 
+use std::time::Instant;
+
 use futures::StreamExt;
 use futures::stream::{self, BoxStream};
+use node::telemetry::Span;
 use proto::convert::required;
 use proto::wire::decode_server::Decode;
-use proto::{Generation, Handoff, wire};
+use proto::{Error, Generation, Handoff, wire};
 use tonic::{Request, Response, Status};
 use worker::core::DecodeItem;
 use worker::shell::Handle;
@@ -31,14 +34,20 @@ impl Decode for DecodeService {
         &self,
         request: Request<wire::DecodeRequest>,
     ) -> Result<Response<Self::DecodeStream>, Status> {
+        let span = Span::server("decode.request");
         let wire::DecodeRequest { generation, handoff } = request.into_inner();
         let generation: Generation = required("generation", generation)?.try_into()?;
         let handoff: Option<Handoff> = handoff.map(TryInto::try_into).transpose()?;
         items::check_model(&self.model, &generation)?;
         node::fail_point(fail_points::DECODE_QUEUED).await;
         self.shell.prepare(&generation).await?;
-        let stream = self.shell.decode(generation, handoff)?;
-        Ok(Response::new(stream::unfold(Outgoing { stream, tokens: 0 }, Outgoing::next).boxed()))
+        span.count("baton.tokens", generation.tokens.len());
+        let fused = handoff.is_none();
+        // The fetch that the core starts for it is part of this span.
+        let stream = span.scope(async { self.shell.decode(generation, handoff) }).await;
+        let stream = stream.inspect_err(|error| span.fail(error))?;
+        let stages = Stages { span, fused, since: Instant::now(), generating: Span::default() };
+        Ok(Response::new(stream::unfold(Outgoing { stream, tokens: 0, stages }, Outgoing::next).boxed()))
     }
 }
 
@@ -47,6 +56,7 @@ struct Outgoing {
     stream: CallStream<DecodeItem>,
     /// Tokens sent.
     tokens: usize,
+    stages: Stages,
 }
 
 impl Outgoing {
@@ -56,8 +66,48 @@ impl Outgoing {
             node::fail_point(fail_points::DECODE_DECODING).await;
         }
         let item = self.stream.next().await?;
+        self.stages.told(&item, self.tokens);
         self.tokens += usize::from(matches!(item, Ok(DecodeItem::Token(_))));
         let event = item.map(items::decode_event).map_err(Into::into);
         Some((event, self))
+    }
+}
+
+/// What the core tells of its time, as spans.
+struct Stages {
+    span: Span,
+    /// The prompt is computed here.
+    fused: bool,
+    /// When the call was opened.
+    since: Instant,
+    /// From the first token on.
+    generating: Span,
+}
+
+impl Stages {
+    /// An item comes, after so many tokens.
+    fn told(&mut self, item: &Result<DecodeItem, Error>, tokens: usize) {
+        let token = match item {
+            Ok(DecodeItem::Token(token)) if tokens == 0 || token.finish.is_some() => token,
+            Ok(DecodeItem::Admitted { skipped_tokens }) => {
+                return self.span.count("baton.tokens.cached", *skipped_tokens);
+            }
+            Ok(DecodeItem::Token(_)) => return,
+            Err(error) => return self.span.fail(error),
+        };
+        if tokens == 0 {
+            if self.fused {
+                let now = Instant::now();
+                let scheduled = self.since.checked_add(token.queue_wait).map_or(now, |at| at.min(now));
+                self.span.child_since("decode.queue", self.since).end_at(scheduled);
+                drop(self.span.child_since("decode.prefill", scheduled));
+            }
+            self.generating = self.span.child("decode.generate");
+        }
+        if token.finish.is_some() {
+            self.generating.count("baton.tokens", tokens + 1);
+            // The reader of the last token need not come back.
+            drop((std::mem::take(&mut self.generating), std::mem::take(&mut self.span)));
+        }
     }
 }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use node::telemetry::TraceContext;
 use proto::{Generation, Placed, TokenId};
 
 use crate::answers::Prepared;
@@ -34,6 +35,8 @@ pub(crate) struct Started {
 pub(crate) struct Answer {
     service: Arc<Service>,
     resume: Resume,
+    /// What the calls to routers belong to.
+    trace: TraceContext,
     call: Option<Call>,
     /// See [`Self::placed`]; known once the call is over.
     placed: Option<Placed>,
@@ -56,12 +59,13 @@ enum Timing {
 }
 
 impl Answer {
-    /// Starts the request and waits for its first token, so that a refusal is known before the answer begins.
+    /// Starts the request, which arrived then and is part of that trace, and waits for its first token, so that a refusal
+    /// is known before the answer begins.
     pub(crate) async fn start(
         service: Arc<Service>,
         prepared: &Prepared,
         mut generation: Generation,
-        arrived: Duration,
+        (arrived, trace): (Duration, &TraceContext),
     ) -> Result<Self, Fault> {
         let Prepared { request, model, .. } = prepared;
         let now = service.clock.now();
@@ -73,6 +77,7 @@ impl Answer {
         let mut answer = Self {
             resume: Resume::new(generation, now, service.config.resume_window),
             service,
+            trace: trace.clone(),
             call: None,
             placed: None,
             transcript,
@@ -144,10 +149,12 @@ impl Answer {
                     event = Some(Event::Tick);
                 }
                 // Boxed: what asking takes would be kept as long as the answer runs.
-                Action::Route(generation) => match Box::pin(self.service.routers.route(generation)).await {
-                    Ok(call) => self.call = Some(call),
-                    Err(failed) => event = Some(failed),
-                },
+                Action::Route(generation) => {
+                    match Box::pin(self.service.routers.route(generation, &self.trace)).await {
+                        Ok(call) => self.call = Some(call),
+                        Err(failed) => event = Some(failed),
+                    }
+                }
             }
         }
     }

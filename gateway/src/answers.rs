@@ -7,6 +7,7 @@ use std::time::Duration;
 use futures::Stream;
 use futures::future::{BoxFuture, FutureExt};
 use futures::stream::{BoxStream, SelectAll, StreamExt};
+use node::telemetry::TraceContext;
 use proto::{Generation, Placed, Reason, RequestId, TokenId};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio_util::sync::CancellationToken;
@@ -123,6 +124,8 @@ struct Common {
     service: Arc<Service>,
     prompts: Arc<[Prepared]>,
     arrived: Duration,
+    /// What the calls to routers belong to.
+    trace: TraceContext,
     /// Lets so many run.
     gate: Arc<Semaphore>,
 }
@@ -134,6 +137,7 @@ impl Answers {
         service: Arc<Service>,
         mut prompts: Vec<Prepared>,
         arrived: Duration,
+        trace: &TraceContext,
     ) -> Result<Self, Fault> {
         let stopped = CancellationToken::new();
         let name = prompts.first().and_then(|prepared| prepared.request.stoppable.clone());
@@ -153,7 +157,7 @@ impl Answers {
         let gate = Arc::new(Semaphore::new(SEQUENCES_AT_ONCE));
         let deadline = prompts.first().map_or(service.config.timeout, |first| first.deadline(&service));
         let ends = ends(service.clone(), arrived.saturating_add(deadline), stopped);
-        let common = Common { service, prompts: prompts.clone(), arrived, gate };
+        let common = Common { service, prompts: prompts.clone(), arrived, trace: trace.clone(), gate };
         let mut sequences = Vec::new();
         let mut first = 0;
         for (prompt, prepared) in prompts.iter().enumerate() {
@@ -403,7 +407,7 @@ impl Waiting {
                 generation.tokens = tokens;
             }
             let service = common.service.clone();
-            let answer = Answer::start(service, prepared, generation, common.arrived).await;
+            let answer = Answer::start(service, prepared, generation, (common.arrived, &common.trace)).await;
             match answer {
                 // The client has had its answer's beginning: what was admitted goes on as soon as there is room.
                 Err(fault)

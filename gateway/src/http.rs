@@ -287,10 +287,12 @@ async fn answer<F: Family, W: Writer>(
     request: Request,
     parse: impl FnOnce(&Service, &[u8]) -> Result<Call<W>, Fault> + Send + 'static,
 ) -> Result<Out<W>, Fault> {
+    let reading = ticket.span().child("gateway.read");
     let body = read_body(service, request).await?;
     let parsing = service.clone();
     let parsed = parsed(&service.tasks, body, move |body| parse(&parsing, body)).await;
     let Call { requests, mut writer, stream } = parsed?;
+    drop(reading);
     let mut answers = service.start(requests, ticket).await?;
     if stream {
         return Ok(Out::Stream(Box::new(answers), writer));

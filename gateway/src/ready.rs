@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use checkpoint::Encode;
+use node::telemetry::TraceContext;
 use node::{Clock, Standing};
 use proto::{Attempt, Error, Generation, Reason, RequestId, SamplingParams, StopConditions};
 use tokio::sync::{Notify, watch};
@@ -89,7 +90,7 @@ impl Readiness {
 
     async fn probe(&self, model: &Model) -> Result<(), Error> {
         let mut last = self.clock.now();
-        let mut call = match self.routers.route(probe_generation(model)?).await {
+        let mut call = match self.routers.route(probe_generation(model)?, &TraceContext::default()).await {
             Ok(call) => call,
             Err(event) => return Err(failure(event)),
         };

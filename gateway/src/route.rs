@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use node::telemetry::{Span, TraceContext};
 use node::{Channel, Clock, Member, Network};
 use proto::convert::is_transport;
 use proto::wire::router_client::RouterClient;
@@ -89,12 +90,17 @@ impl Routers {
     }
 
     /// Asks the next router. Dropping the call cancels the request.
-    pub(crate) async fn route(&self, generation: Generation) -> Result<Call, Event> {
+    pub(crate) async fn route(&self, generation: Generation, trace: &TraceContext) -> Result<Call, Event> {
         let Some(router) = self.pick() else { return Err(Event::NoRouter) };
+        let span = trace.client("gateway.route");
+        if span.context().is_recording() {
+            span.set("server.address", router.clone());
+            span.set("baton.attempt", i64::from(generation.attempt.0));
+        }
         let request = RouteRequest { generation: Some(generation.into()) };
-        match self.client(&router).route(request).await {
-            Ok(response) => Ok(Call { router, events: response.into_inner(), placed: None }),
-            Err(status) => Err(self.failed(&router, status)),
+        match span.scope(self.client(&router).route(request)).await {
+            Ok(response) => Ok(Call { router, events: response.into_inner(), placed: None, span }),
+            Err(status) => Err(self.failed(&router, status, &span)),
         }
     }
 
@@ -106,9 +112,11 @@ impl Routers {
                 Ok(None) => {
                     self.lost(&call.router);
                     let message = format!("router {} ended the stream before the last token", call.router);
-                    return Event::Lost(Error::new(Reason::Truncated, message));
+                    let error = Error::new(Reason::Truncated, message);
+                    call.span.fail(&error);
+                    return Event::Lost(error);
                 }
-                Err(status) => return self.failed(&call.router, status),
+                Err(status) => return self.failed(&call.router, status, &call.span),
             };
             match event {
                 Some(route_event::Event::Token(token)) => match Token::try_from(token) {
@@ -133,19 +141,25 @@ impl Routers {
         }
     }
 
-    fn failed(&self, router: &str, status: tonic::Status) -> Event {
+    fn failed(&self, router: &str, status: tonic::Status, span: &Span) -> Event {
+        let (event, error) = self.failure(router, status);
+        span.fail(&error);
+        event(error)
+    }
+
+    fn failure(&self, router: &str, status: tonic::Status) -> (fn(Error) -> Event, Error) {
         if is_transport(&status) {
             tracing::warn!(router, status = status.message(), "router lost");
             self.lost(router);
             let message = format!("router {router}: {}", status.message());
-            Event::Lost(Error::new(Reason::WorkerLost, message))
+            (Event::Lost, Error::new(Reason::WorkerLost, message))
         } else {
             let error = Error::from(status);
             if error.reason == Reason::WorkerLost {
                 // It drains, or sees no workers: others first.
                 self.lost(router);
             }
-            Event::Refused(error)
+            (Event::Refused, error)
         }
     }
 }
@@ -155,6 +169,8 @@ pub(crate) struct Call {
     router: String,
     events: Streaming<proto::wire::RouteEvent>,
     placed: Option<Placed>,
+    /// Ends with the call.
+    span: Span,
 }
 
 impl Call {

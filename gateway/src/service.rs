@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use node::telemetry::REQUESTS;
+use node::telemetry::{REQUESTS, Span};
 use node::{Busy, Clock, Shutdown, Tasks};
 use proto::{Reason, RequestId};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
@@ -67,15 +67,31 @@ impl Service {
 
     /// Lets a request into the house, if as many as may run and wait are not there already.
     pub(crate) fn ticket(&self, dialect: &'static str) -> Result<Ticket, Fault> {
+        let span = Span::entry("gateway.request");
+        if let Some(trace_id) = span.context().trace_id() {
+            tracing::Span::current().record("trace_id", trace_id);
+        }
+        span.set("baton.dialect", dialect);
+        self.let_in(dialect, span)
+    }
+
+    fn let_in(&self, dialect: &'static str, span: Span) -> Result<Ticket, Fault> {
+        let refused = |fault: Fault| {
+            span.fail(&fault.clone().into());
+            fault
+        };
         if self.shutdown.is_draining() {
-            return Err(Fault::NotReady("the server is shutting down".to_owned()));
+            return Err(refused(Fault::NotReady("the server is shutting down".to_owned())));
         }
         let Ok(permit) = self.house.clone().try_acquire_owned() else {
             let (running, waiting) = (self.config.requests_max, self.config.queue_max());
-            return Err(Fault::Busy { running, waiting });
+            return Err(refused(Fault::Busy { running, waiting }));
         };
         State::Waiting.enter();
         let id = Uuid::new_v4().simple().to_string();
+        if span.context().is_recording() {
+            span.set("baton.request", id.clone());
+        }
         tracing::info!(target: REQUESTS, request = id, dialect, "request arrived");
         Ok(Ticket {
             id,
@@ -85,6 +101,7 @@ impl Service {
             status: CLIENT_GONE,
             place: None,
             measured: None,
+            span,
             _permit: permit,
             _busy: self.shutdown.busy(),
         })
@@ -128,6 +145,11 @@ impl Service {
         let deadline = ticket.arrived.saturating_add(first.deadline(self.config.timeout));
         let id = ticket.id.clone();
         tracing::info!(target: REQUESTS, request = id, model = model.description.name, sequences, "request read");
+        if ticket.span.context().is_recording() {
+            ticket.span.set("gen_ai.request.model", model.description.name.clone());
+            ticket.span.count("baton.sequences", sequences);
+        }
+        let tokenising = ticket.span.child("gateway.tokenise");
         let is_short = takes_little(&requests);
         let (service, began) = (self.clone(), self.clock.now());
         let admission = move || {
@@ -140,13 +162,18 @@ impl Service {
         };
         let prepared =
             if is_short { admission() } else { self.tasks.spawn_blocking("admit", admission).await? }?;
+        drop(tokenising);
+        let prompts = prepared.iter().map(|prepared| prepared.generation.prompt_len());
+        ticket.span.count("gen_ai.usage.input_tokens", prompts.sum());
         let admitted = self.clock.now();
         tracing::info!(target: REQUESTS, request = ticket.id, "request admitted");
+        let queueing = ticket.span.child("gateway.queue");
         ticket.place = Some(self.place(priority, deadline).await?);
+        drop(queueing);
         let placed = self.clock.now();
         let waited_seconds = placed.saturating_sub(admitted).as_secs_f64();
         tracing::info!(target: REQUESTS, request = ticket.id, waited_seconds, "request runs");
-        let answers = Answers::start(self.clone(), prepared, ticket.arrived).await?;
+        let answers = Answers::start(self.clone(), prepared, ticket.arrived, ticket.span.context()).await?;
         if let Some(measured) = &mut ticket.measured {
             measured.spent.input = admitted.saturating_sub(began);
             measured.spent.queue = placed.saturating_sub(admitted) + answers.first_queue_wait();
@@ -231,6 +258,8 @@ pub(crate) struct Ticket {
     place: Option<Place>,
     /// Once its model is known.
     measured: Option<Measured>,
+    /// Ends with the request.
+    span: Span,
     _permit: OwnedSemaphorePermit,
     _busy: Busy,
 }
@@ -272,6 +301,11 @@ impl Drop for Stoppable {
 }
 
 impl Ticket {
+    /// The request's span.
+    pub(crate) fn span(&self) -> &Span {
+        &self.span
+    }
+
     /// How the request ended; without a word it is a client that went away.
     pub(crate) fn ended(&mut self, status: u16) {
         self.status = status;
@@ -288,6 +322,10 @@ impl Drop for Ticket {
     fn drop(&mut self) {
         self.state.leave();
         metrics::answered(self.dialect, self.status);
+        self.span.set("http.response.status_code", i64::from(self.status));
+        if self.status == CLIENT_GONE {
+            self.span.fail(&proto::Error::new(Reason::Cancelled, "the client went away"));
+        }
         tracing::info!(target: REQUESTS, request = self.id, status = self.status, "request ended");
         if let Some(Measured { service, model, arrived_ms, spent }) = self.measured.take() {
             let total = service.clock.now().saturating_sub(self.arrived);

@@ -18,7 +18,7 @@ use tower::ServiceExt;
 
 use crate::deadline::{bounded, is_last, trailers};
 use crate::tasks::panic_message;
-use crate::{Busy, Shutdown};
+use crate::{Busy, Shutdown, telemetry};
 
 /// Services whose calls never end by themselves, so that no drain may wait for them.
 const ENDLESS: [&str; 2] = ["/grpc.health.", "/grpc.reflection."];
@@ -31,8 +31,9 @@ pub(crate) async fn serve(
 ) -> Result<Response<Body>, Status> {
     let endless = ENDLESS.iter().any(|service| request.uri().path().starts_with(service));
     let busy = (!endless).then(|| shutdown.busy());
+    let trace = telemetry::incoming(request.headers());
     bounded(request, |request| async move {
-        let answer = AssertUnwindSafe(routes.oneshot(request)).catch_unwind().await;
+        let answer = AssertUnwindSafe(trace.scope(routes.oneshot(request))).catch_unwind().await;
         let response = match answer {
             Ok(Ok(response)) => response,
             Ok(Err(never)) => match never {},
@@ -50,7 +51,8 @@ pub(crate) async fn serve_http(
     busy: Option<Busy>,
     request: Request<axum::body::Body>,
 ) -> Response<axum::body::Body> {
-    let answer = AssertUnwindSafe(router.oneshot(request)).catch_unwind().await;
+    let trace = telemetry::incoming(request.headers());
+    let answer = AssertUnwindSafe(trace.scope(router.oneshot(request))).catch_unwind().await;
     match answer {
         Ok(Ok(response)) => response.map(|body| {
             // The guard lives in the closure, and so as long as the body.

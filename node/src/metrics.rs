@@ -54,6 +54,11 @@ pub(crate) fn keep_up(context: &Context) {
     }));
 }
 
+/// That many spans were exported, or failed to be.
+pub(crate) fn spans(outcome: &'static str, count: u64) {
+    metrics::counter!("baton_process_spans_total", "outcome" => outcome).increment(count);
+}
+
 fn handle() -> Result<PrometheusHandle, Error> {
     let mut handle = HANDLE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     if let Some(handle) = &*handle {

@@ -20,7 +20,7 @@ use tower::{ServiceExt, service_fn};
 
 use crate::address::{LOCAL, check_host_port};
 use crate::deadline::bounded;
-use crate::{ClusterTls, Shutdown, call};
+use crate::{ClusterTls, Shutdown, call, telemetry};
 
 /// What a generated client is put on. Its errors are transport failures: [`proto::convert::is_transport`] holds.
 pub type Channel = BoxCloneSyncService<Request<Body>, Response<Body>, Status>;
@@ -111,7 +111,8 @@ impl Network {
 
     fn connect_local(&self, name: &str) -> Channel {
         let (network, name) = (self.clone(), Arc::<str>::from(name));
-        BoxCloneSyncService::new(service_fn(move |request| {
+        BoxCloneSyncService::new(service_fn(move |mut request: Request<Body>| {
+            telemetry::outgoing(request.headers_mut());
             let found = network.local(&name);
             let name = name.clone();
             async move {
@@ -173,7 +174,8 @@ impl Network {
                 endpoint.connect_with_connector_lazy(tls.connector(self.shared.config.connect_timeout))
             }
         };
-        BoxCloneSyncService::new(service_fn(move |request| {
+        BoxCloneSyncService::new(service_fn(move |mut request: Request<Body>| {
+            telemetry::outgoing(request.headers_mut());
             let transport = transport.clone();
             bounded(request, |request| async move {
                 transport.oneshot(request).await.map_err(|error| unreachable(&error))

@@ -3,6 +3,7 @@
 use futures::stream::{self, BoxStream};
 use futures::{FutureExt, StreamExt};
 use node::Network;
+use node::telemetry::TraceContext;
 use proto::{Attempt, Error, Generation, Handoff, Reason, RequestId, wire};
 use tonic::{Request, Status, Streaming};
 use wire::decode_client::DecodeClient;
@@ -75,14 +76,20 @@ impl Side for Decode {
 }
 
 /// Calls for a prefill. Nothing is sent before the stream is polled.
-pub(crate) fn prefill(network: &Network, worker: &str, generation: Generation) -> Call {
+pub(crate) fn prefill(
+    network: &Network,
+    worker: &str,
+    generation: Generation,
+    trace: &TraceContext,
+) -> Call {
     let mut client = node::limits!(PrefillClient::new(network.connect(worker)));
     let attempt = generation.attempt;
     let time_left = generation.time_left;
     let mut request = Request::new(wire::PrefillRequest { generation: Some(generation.into()) });
     node::set_time_left(&mut request, time_left);
+    let asked = trace.scope(async move { client.prefill(request).await });
     let opened = async move {
-        let answer = client.prefill(request).await;
+        let answer = asked.await;
         if answer.is_ok() {
             node::fail_point("router.prefilling").await;
         }
@@ -104,8 +111,8 @@ const DECODING_TOKENS: usize = 3;
 pub(crate) fn decode(
     network: &Network,
     worker: &str,
-    generation: Generation,
-    handoff: Option<Handoff>,
+    (generation, handoff): (Generation, Option<Handoff>),
+    trace: &TraceContext,
 ) -> Call {
     let mut client = node::limits!(DecodeClient::new(network.connect(worker)));
     let attempt = generation.attempt;
@@ -114,8 +121,9 @@ pub(crate) fn decode(
         wire::DecodeRequest { generation: Some(generation.into()), handoff: handoff.map(Into::into) };
     let mut request = Request::new(message);
     node::set_time_left(&mut request, time_left);
+    let asked = trace.scope(async move { client.decode(request).await });
     let opened = async move {
-        let answer = client.decode(request).await;
+        let answer = asked.await;
         heard::<Decode>(attempt, answer.map(tonic::Response::into_inner))
     };
     let paused = opened.flatten_stream().then(|heard| async move {

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use node::Context;
-use proto::{Error, Generation, RequestId};
+use node::telemetry::Span;
+use proto::{Error, Generation, Placed, RequestId};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tracing::{debug, info, warn};
 
@@ -14,6 +15,7 @@ use crate::calls::{self, Call, Heard};
 use crate::cluster::Cluster;
 use crate::dispatch::{Action, Dispatch, DispatchConfig, Emission, Event, RequestState};
 use crate::meters;
+use crate::pools::PlacementMode;
 
 /// What a client's stream is made of.
 pub(crate) enum Item {
@@ -53,17 +55,24 @@ pub(crate) struct Route {
     end: Option<Result<(), Error>>,
     items: mpsc::Sender<Item>,
     counted: meters::Counted,
+    /// Of the request.
+    span: Span,
+    /// Of the present attempt.
+    attempt: Span,
     _permit: OwnedSemaphorePermit,
 }
 
 impl Route {
-    /// A request that has not started; `permit` is its place among those that may run.
+    /// A request that has not started; `permit` is its place among those that may run, and `span` ends with it.
     pub(crate) fn new(
         shared: Arc<Shared>,
         generation: Generation,
         items: mpsc::Sender<Item>,
-        permit: OwnedSemaphorePermit,
+        (permit, span): (OwnedSemaphorePermit, Span),
     ) -> Self {
+        if span.context().is_recording() {
+            span.set("baton.request", generation.request.0.clone());
+        }
         Self {
             request: generation.request.clone(),
             probe: generation.probe,
@@ -77,6 +86,8 @@ impl Route {
             end: None,
             items,
             counted: meters::Counted::new(RequestState::Queued),
+            span,
+            attempt: Span::default(),
             _permit: permit,
         }
     }
@@ -137,11 +148,11 @@ impl Route {
         let network = &self.shared.context.network;
         match action {
             Action::StartPrefill { worker, generation } => {
-                let call = calls::prefill(network, &worker, generation);
+                let call = calls::prefill(network, &worker, generation, self.attempt.context());
                 self.prefill = Some((worker, call));
             }
             Action::StartDecode { worker, generation, handoff } => {
-                let call = calls::decode(network, &worker, generation, handoff);
+                let call = calls::decode(network, &worker, (generation, handoff), self.attempt.context());
                 self.decode = Some((worker, call));
             }
             Action::DropPrefill => self.prefill = None,
@@ -161,11 +172,15 @@ impl Route {
             }
             Action::Retry { failed, cause } => {
                 meters::retried(cause.reason);
-                warn!(request = %self.request, attempt = failed.0, %cause, "attempt failed, replaying");
+                self.attempt.fail(&cause);
+                self.attempt = Span::default();
+                let trace_id = self.trace_id();
+                warn!(request = %self.request, trace_id, attempt = failed.0, %cause, "attempt failed, replaying");
             }
             Action::Emit(emission) => {
                 if let Emission::Placed(placed) = &emission {
                     meters::placed(placed.kind());
+                    self.attempt = attempt(&self.span, placed, self.shared.dispatch.placement);
                     debug!(request = %self.request, attempt = placed.attempt.0, prefill = placed.prefill,
                         decode = placed.decode, "placed");
                 }
@@ -176,15 +191,26 @@ impl Route {
         }
     }
 
+    /// For logs.
+    fn trace_id(&self) -> Option<String> {
+        self.span.context().trace_id()
+    }
+
     /// Hands out what is left, and the end; not for longer than the request may take.
     async fn finish(mut self) {
         self.prefill = None;
         self.decode = None;
         let result = self.end.take().unwrap_or(Ok(()));
         meters::ended(&result, self.probe);
+        let trace_id = self.trace_id();
+        if let Err(error) = &result {
+            self.attempt.fail(error);
+            self.span.fail(error);
+        }
+        drop((std::mem::take(&mut self.attempt), std::mem::take(&mut self.span)));
         match &result {
-            Ok(()) => debug!(request = %self.request, "request finished"),
-            Err(error) => info!(request = %self.request, %error, "request failed"),
+            Ok(()) => debug!(request = %self.request, trace_id, "request finished"),
+            Err(error) => info!(request = %self.request, trace_id, %error, "request failed"),
         }
         let left = self.dispatch.deadline().saturating_sub(self.shared.context.clock.now()).max(END_WAIT);
         let hand_out = async {
@@ -196,6 +222,21 @@ impl Route {
         // A client that is gone, or does not read, has no use for the end.
         let _ = tokio::time::timeout(left, hand_out).await;
     }
+}
+
+/// The span of an attempt that was placed.
+fn attempt(request: &Span, placed: &Placed, policy: PlacementMode) -> Span {
+    let span = request.child("router.attempt");
+    if span.context().is_recording() {
+        span.set("baton.attempt", i64::from(placed.attempt.0));
+        span.set("baton.placement", placed.kind().name());
+        span.set("baton.placement.policy", policy.to_string());
+        if let Some(prefill) = &placed.prefill {
+            span.set("baton.prefill", prefill.clone());
+        }
+        span.set("baton.decode", placed.decode.clone());
+    }
+    span
 }
 
 /// Notes a worker that was lost, and gives the event on.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use futures::StreamExt;
 use futures::stream::{self, BoxStream};
+use node::telemetry::Span;
 use proto::{Error, Generation, Reason, wire};
 use tokio::sync::{Semaphore, mpsc};
 use tonic::{Request, Response, Status};
@@ -28,7 +29,7 @@ impl RouterService {
     }
 
     /// Lets a request in, or says why not.
-    fn admit(&self, generation: Generation) -> Result<mpsc::Receiver<Item>, Error> {
+    fn admit(&self, generation: Generation, span: Span) -> Result<mpsc::Receiver<Item>, Error> {
         if self.shared.context.shutdown.is_draining() {
             return Err(Error::new(Reason::WorkerLost, "the router is draining: no new requests are taken"));
         }
@@ -37,7 +38,7 @@ impl RouterService {
             return Err(Error::new(Reason::QueueFull, message));
         };
         let (sender, receiver) = mpsc::channel(self.config.items_max);
-        let route = Route::new(Arc::clone(&self.shared), generation, sender, permit);
+        let route = Route::new(Arc::clone(&self.shared), generation, sender, (permit, span));
         // The receiver owns the request: when the client's stream is dropped, the route sees it and ends.
         drop(self.shared.context.tasks.spawn_contained("request", route.run()));
         Ok(receiver)
@@ -52,11 +53,12 @@ impl wire::router_server::Router for RouterService {
         &self,
         request: Request<wire::RouteRequest>,
     ) -> Result<Response<Self::RouteStream>, Status> {
+        let span = Span::server("router.request");
         let generation = request.into_inner().generation;
         let generation: Generation =
             generation.ok_or_else(|| Error::invalid("generation", "is required"))?.try_into()?;
         let probe = generation.probe;
-        let items = self.admit(generation).inspect_err(|error| {
+        let items = self.admit(generation, span).inspect_err(|error| {
             meters::ended(&Err(error.clone()), probe);
         })?;
         Ok(Response::new(answer(items)))

@@ -3,6 +3,7 @@
 pub mod certificates;
 pub mod client;
 pub mod cluster;
+pub mod collector;
 pub mod etcd;
 pub mod golden;
 pub mod metrics;

@@ -111,8 +111,11 @@ impl EngineLoop {
 
     fn take(&mut self, message: Message) {
         match message {
-            Message::Open { id, call, event } => {
+            Message::Open { id, call, event, trace } => {
                 self.calls.insert(id, call);
+                if let Event::Decode { handoff: Some(handoff), .. } = &event {
+                    self.peers.trace(handoff.id, trace);
+                }
                 self.on(event);
             }
             Message::Event(event) => {
@@ -175,6 +178,7 @@ impl EngineLoop {
                 self.act(action);
             }
         }
+        self.peers.forget_traces();
     }
 
     fn act(&mut self, action: Action) {

@@ -9,6 +9,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
+use node::telemetry::TraceContext;
 use proto::{Error, Reason};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::mpsc;
@@ -18,8 +19,8 @@ use crate::core::{CallId, Event, FetchItem};
 
 /// What the engine's thread is told.
 pub(crate) enum Message {
-    /// A peer opened a call: where its answer goes, and the event that it is.
-    Open { id: CallId, call: Call, event: Event },
+    /// A peer opened a call: where its answer goes, the event that it is, and the trace that it is part of.
+    Open { id: CallId, call: Call, event: Event, trace: TraceContext },
     /// Anything else that happened.
     Event(Event),
     /// An item of a fetch that this worker started. The permit is the item's place in that fetch's window, free

@@ -2,6 +2,7 @@
 
 use futures::StreamExt;
 use futures::stream::{self, BoxStream};
+use node::telemetry::Span;
 use proto::convert::{count, micros};
 use proto::wire;
 use proto::wire::kv_transfer_server::KvTransfer;
@@ -10,6 +11,7 @@ use tonic::{Request, Response, Status};
 use crate::core::FetchItem;
 use crate::fail_points;
 use crate::items;
+use crate::peers::Counted;
 use crate::shell::{FetchStream, Handle};
 
 /// See [`wire::kv_transfer_server::KvTransfer`].
@@ -32,12 +34,14 @@ impl KvTransfer for KvTransferService {
         &self,
         request: Request<wire::FetchRequest>,
     ) -> Result<Response<Self::FetchStream>, Status> {
+        let span = Span::server("prefill.kv_send");
         let request = request.into_inner();
         let handoff = items::handoff(request.handoff)?;
         let skip = count("skip", request.skip)?;
         node::fail_point(fail_points::PREFILL_ISSUED).await;
-        let stream = self.shell.fetch(handoff, skip).await?;
-        let outgoing = Outgoing { stream, first_block: FirstBlock::Ahead };
+        let stream = self.shell.fetch(handoff, skip).await.inspect_err(|error| span.fail(error))?;
+        let counted = Counted::default();
+        let outgoing = Outgoing { stream, first_block: FirstBlock::Ahead, counted, span };
         Ok(Response::new(stream::unfold(outgoing, Outgoing::next).boxed()))
     }
 
@@ -64,6 +68,8 @@ impl KvTransfer for KvTransferService {
 struct Outgoing {
     stream: FetchStream,
     first_block: FirstBlock,
+    counted: Counted,
+    span: Span,
 }
 
 /// Where a fetch is, for the fail point between the first block and the second.
@@ -91,6 +97,16 @@ impl Outgoing {
         }
         if self.first_block == FirstBlock::Ahead && matches!(item, Ok(FetchItem::Block(_))) {
             self.first_block = FirstBlock::JustSent;
+        }
+        match &item {
+            Ok(item @ FetchItem::End { .. }) => {
+                self.counted.add(item);
+                self.counted.tell(&self.span);
+                // The reader of the last item need not come back.
+                self.span = Span::default();
+            }
+            Ok(item) => self.counted.add(item),
+            Err(error) => self.span.fail(error),
         }
         let event = item.map(items::fetch_event).map_err(Into::into);
         Some((event, self))

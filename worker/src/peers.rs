@@ -8,9 +8,10 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use node::telemetry::{Span, TraceContext};
 use node::{Context, Network, TaskGuard, Tasks};
 use proto::wire::kv_transfer_client::KvTransferClient;
-use proto::{Error, Handoff, Reason, wire};
+use proto::{Error, Handoff, HandoffId, Reason, wire};
 use tokio::sync::Semaphore;
 use tonic::Request;
 
@@ -37,6 +38,8 @@ pub(crate) struct Peers {
     fetches: HashMap<CallId, TaskGuard>,
     renewals: HashMap<CallId, TaskGuard>,
     releases: Arc<Semaphore>,
+    /// What the fetch of a hand-off belongs to, until what its decode call has led to is carried out.
+    traces: HashMap<HandoffId, TraceContext>,
 }
 
 /// What a task needs to call and to report.
@@ -58,14 +61,35 @@ impl Peers {
             fetches: HashMap::new(),
             renewals: HashMap::new(),
             releases: Arc::new(Semaphore::new(RELEASES_MAX)),
+            traces: HashMap::new(),
         }
+    }
+
+    /// A decode call with that hand-off has come, as part of that trace.
+    pub(crate) fn trace(&mut self, handoff: HandoffId, trace: TraceContext) {
+        if trace.is_recording() {
+            self.traces.insert(handoff, trace);
+        }
+    }
+
+    /// No fetch will be started any more for the calls that have come.
+    pub(crate) fn forget_traces(&mut self) {
+        self.traces.clear();
     }
 
     /// Opens a fetch at the hand-off's owner.
     pub(crate) fn start_fetch(&mut self, call: CallId, handoff: Handoff, skip: usize, time_left: Duration) {
         let peer = self.peer.clone();
+        let trace = self.traces.remove(&handoff.id).unwrap_or_default();
         let task = async move {
-            if let Err(error) = peer.fetch(call, handoff, skip, time_left).await {
+            let span = trace.client("decode.kv_fetch");
+            let fetched = peer.fetch(call, (handoff, skip), time_left, &span).await;
+            if let Err(error) = &fetched {
+                span.fail(error);
+            }
+            // Before the report: what follows from it may be seen before this task goes on.
+            drop(span);
+            if let Err(error) = fetched {
                 peer.report(Event::FetchFailed { call, error }).await;
             }
         };
@@ -114,6 +138,27 @@ impl Peers {
     }
 }
 
+/// What of KV has moved in a fetch.
+#[derive(Default)]
+pub(crate) struct Counted {
+    blocks: usize,
+    bytes: usize,
+}
+
+impl Counted {
+    pub(crate) fn add(&mut self, item: &FetchItem) {
+        if let FetchItem::Block(block) = item {
+            self.blocks += 1;
+            self.bytes += block.slabs.len();
+        }
+    }
+
+    pub(crate) fn tell(&self, span: &Span) {
+        span.count("baton.kv.blocks", self.blocks);
+        span.count("baton.kv.bytes", self.bytes);
+    }
+}
+
 impl Peer {
     /// A client of an owner that is a member of the cluster.
     async fn client(&self, owner: &str) -> Result<KvTransferClient<node::Channel>, Error> {
@@ -130,16 +175,18 @@ impl Peer {
     async fn fetch(
         &self,
         call: CallId,
-        handoff: Handoff,
-        skip: usize,
+        (handoff, skip): (Handoff, usize),
         time_left: Duration,
+        span: &Span,
     ) -> Result<(), Error> {
         let owner = handoff.owner.clone();
         let lost = |status| peer_error(&owner, status);
         let mut client = self.client(&owner).await?;
         let mut request = Request::new(items::fetch_request(handoff, skip, time_left));
         node::set_time_left(&mut request, time_left);
-        let mut stream = client.fetch(request).await.map_err(lost)?.into_inner();
+        span.set("server.address", owner.clone());
+        let mut stream = span.scope(client.fetch(request)).await.map_err(lost)?.into_inner();
+        let mut counted = Counted::default();
         let window = Arc::new(Semaphore::new(self.window));
         let mut first_block = true;
         loop {
@@ -149,8 +196,12 @@ impl Peer {
                 return Err(Error::new(Reason::Truncated, message));
             };
             let item = items::fetch_item(message)?;
+            counted.add(&item);
             let (is_block, is_end) =
                 (matches!(item, FetchItem::Block(_)), matches!(item, FetchItem::End { .. }));
+            if is_end {
+                counted.tell(span);
+            }
             self.outbox.send(Message::Fetched { call, item, place }).await?;
             if is_end {
                 return Ok(());

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use checkpoint::grammar::GrammarEnv;
+use node::telemetry::TraceContext;
 use node::{Context, Tasks};
 use proto::{Attempt, Error, Generation, Handoff, Reason, RequestId};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch};
@@ -191,7 +192,7 @@ impl Handle {
         let (answer, answered) = oneshot::channel();
         let id = self.next_call();
         let event = Event::Renew { call: id, handoff };
-        self.outbox.send(Message::Open { id, call: Call::Renew(answer), event }).await?;
+        self.outbox.send(Message::Open { id, call: Call::Renew(answer), event, trace: TraceContext::default() }).await?;
         answered.await.unwrap_or_else(|_| Err(inbox::stopped()))
     }
 
@@ -257,7 +258,8 @@ impl Handle {
     }
 }
 
-/// Tells the core of a new call, and gives the peer's end of it.
+/// Tells the core of a new call, and gives the peer's end of it. What the core calls for its sake is part of the trace that
+/// this is called in.
 fn open<T: Item>(
     admission: Admission,
     items_max: usize,
@@ -266,7 +268,8 @@ fn open<T: Item>(
 ) -> CallStream<T> {
     let id = admission.guard.call;
     let (sender, stream) = CallStream::channel(items_max, admission.guard);
-    admission.open.send(Message::Open { id, call: call(sender), event: event(id) });
+    let trace = TraceContext::current();
+    admission.open.send(Message::Open { id, call: call(sender), event: event(id), trace });
     stream
 }
 

@@ -276,6 +276,19 @@ fn load_worker(layers: &mut Layers, notes: &mut Vec<String>) -> Result<::worker:
 }
 
 impl Service {
+    /// The name of the process in traces.
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Self::All(_) => "baton",
+            Self::One(service, _) => match **service {
+                single::Service::Gateway(_) => "baton-gateway",
+                single::Service::Router(_) => "baton-router",
+                single::Service::Prefill(_) => "baton-prefill",
+                single::Service::Decode(_) => "baton-decode",
+            },
+        }
+    }
+
     /// Refuses values that nothing can run with, before anything does.
     fn validate(&self) -> Result<(), Error> {
         match self {

@@ -24,9 +24,13 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use node::Error;
+use node::telemetry::{TraceConfig, Traces};
 
 /// How long threads that compute may take to end once everything is stopped. They are left behind after it.
 const THREADS_END_MAX: Duration = Duration::from_millis(500);
+
+/// How long the last traces may take to be sent.
+const TRACES_END_MAX: Duration = Duration::from_secs(2);
 
 /// The binary's main function. Exit codes: 0 after a drain, 1 for a fault, 2 for a fault in what was asked.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
@@ -60,12 +64,21 @@ fn run_command(command: cli::Command) -> Result<(), Error> {
         .enable_all()
         .build()
         .map_err(|error| proto::Error::new(proto::Reason::Internal, format!("runtime: {error}")))?;
+    let traces = {
+        let _runtime = runtime.enter();
+        Traces::export(TraceConfig {
+            endpoint: process.otlp_endpoint.as_deref(),
+            sampling: process.otlp_sampling,
+            service: service.name(),
+        })?
+    };
     let outcome = runtime.block_on(async {
         match service {
             cli::Service::All(config) => greeting::serve(*config, process.grace).await,
             cli::Service::One(service, cluster) => single::run(*service, *cluster, process.grace).await,
         }
     });
+    traces.finish(TRACES_END_MAX);
     runtime.shutdown_timeout(THREADS_END_MAX);
     outcome
 }

@@ -19,6 +19,11 @@ pub struct ProcessConfig {
     pub log_json: bool,
     /// Log what happens to each request, whatever `log` says of it: see [`node::telemetry::REQUESTS`].
     pub enable_tracing: bool,
+    /// OpenTelemetry collector that traces are sent to by OTLP over gRPC, `http://host:port`; none when neither this nor
+    /// `OTEL_EXPORTER_OTLP_ENDPOINT` is there.
+    pub otlp_endpoint: Option<String>,
+    /// Share of the traces begun here that are sent, 0 to 1; a request with a `traceparent` goes by its word.
+    pub otlp_sampling: f64,
     /// How long running streams may go on after a drain began, seconds.
     #[serde(with = "node::config::seconds")]
     pub grace: Duration,
@@ -30,6 +35,8 @@ impl Default for ProcessConfig {
             log: "info".to_owned(),
             log_json: false,
             enable_tracing: false,
+            otlp_endpoint: None,
+            otlp_sampling: 1.0,
             grace: Duration::from_secs(30),
         }
     }

@@ -29,7 +29,9 @@ pub(super) async fn layer(request: Request, next: Next) -> Response {
         "request",
         id = logged(name.to_str().unwrap_or_default()),
         method = request.method().as_str(),
-        path = logged(request.uri().path())
+        path = logged(request.uri().path()),
+        // Known once the request is let in, if traces are exported.
+        trace_id = tracing::field::Empty
     );
     let mut response = next.run(request).instrument(span.clone()).await;
     response.headers_mut().insert(X_REQUEST_ID, name);

@@ -36,6 +36,13 @@ pub(crate) struct ProcessOptions {
     /// Log what happens to each request: that it arrived, was placed, had its first token, ended
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
     enable_tracing: Option<bool>,
+    /// OpenTelemetry collector that traces are sent to by OTLP over gRPC, http://HOST:PORT
+    /// [default: OTEL_EXPORTER_OTLP_ENDPOINT, or none]
+    #[arg(long, value_name = "URL")]
+    otlp_endpoint: Option<String>,
+    /// Share of the traces begun here that are sent, 0 to 1; a request with a traceparent goes by its word
+    #[arg(long, value_name = "SHARE")]
+    otlp_sampling: Option<f64>,
     /// Seconds that running streams may go on after Ctrl-C or SIGTERM
     #[arg(long, value_name = "SECONDS")]
     grace: Option<f64>,
