@@ -342,6 +342,7 @@ impl Job {
         self.next_index = sampled.index + 1;
         self.is_prefilled = true;
         let queue_wait = self.waited.take().unwrap_or_else(|| step.start.saturating_sub(self.ready));
+        let compute = step.end.saturating_sub(self.ready).saturating_sub(queue_wait);
         // From here on it waits for the next step.
         self.ready = step.end;
         DecodeItem::Token(Token {
@@ -350,6 +351,7 @@ impl Job {
             logprob: sampled.logprob,
             batch_size: step.batch_size,
             queue_wait,
+            compute,
             finish: sampled.finish,
             top: sampled.top,
             prompt: sampled.prompt,

@@ -3,10 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use node::telemetry::TraceContext;
 use proto::{Generation, Placed, TokenId};
 
-use crate::answers::Prepared;
+use crate::answers::{Origin, Prepared};
 use crate::domain::{Finish, Piece};
 use crate::fault::Fault;
 use crate::metrics;
@@ -15,6 +14,7 @@ use crate::resume::{Action, Event, Resume};
 use crate::route::Call;
 use crate::service::Service;
 use crate::text::Transcript;
+use crate::timing::Part;
 
 /// What is known once a request is admitted.
 #[derive(Clone, Debug)]
@@ -35,8 +35,13 @@ pub(crate) struct Started {
 pub(crate) struct Answer {
     service: Arc<Service>,
     resume: Resume,
-    /// What the calls to routers belong to.
-    trace: TraceContext,
+    origin: Origin,
+    /// It is the call's first sequence, whose stages are the call's: the others run beside it.
+    leads: bool,
+    /// A router was lost since the last piece.
+    rerouted: bool,
+    /// What the last token was of its placement.
+    last: Last,
     call: Option<Call>,
     /// See [`Self::placed`]; known once the call is over.
     placed: Option<Placed>,
@@ -52,6 +57,17 @@ pub(crate) struct Answer {
     ended: bool,
 }
 
+/// What a token was of its placement, which says where the time to the next one goes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Last {
+    /// There was none.
+    None,
+    /// The one that prefill gives: KV moves before the next.
+    Prefilled,
+    /// One that decode gave.
+    Decoded,
+}
+
 #[derive(Clone, Copy)]
 enum Timing {
     First,
@@ -59,17 +75,17 @@ enum Timing {
 }
 
 impl Answer {
-    /// Starts the request, which arrived then and is part of that trace, and waits for its first token, so that a refusal
+    /// Starts the request, which may be the first of its call, and waits for its first token, so that a refusal
     /// is known before the answer begins.
     pub(crate) async fn start(
         service: Arc<Service>,
         prepared: &Prepared,
         mut generation: Generation,
-        (arrived, trace): (Duration, &TraceContext),
+        (origin, leads): (Origin, bool),
     ) -> Result<Self, Fault> {
         let Prepared { request, model, .. } = prepared;
         let now = service.clock.now();
-        let deadline = arrived.saturating_add(request.deadline(service.config.timeout));
+        let deadline = origin.arrived.saturating_add(request.deadline(service.config.timeout));
         generation.time_left = deadline.saturating_sub(now);
         let mut transcript = Transcript::new(&model.text, &request.stop, request.skip_special_tokens);
         transcript.replay(&generation.tokens[generation.prompt_len()..]);
@@ -77,11 +93,14 @@ impl Answer {
         let mut answer = Self {
             resume: Resume::new(generation, now, service.config.resume_window),
             service,
-            trace: trace.clone(),
+            leads,
+            rerouted: false,
+            last: Last::None,
             call: None,
             placed: None,
             transcript,
-            last_token: arrived,
+            last_token: origin.arrived,
+            origin,
             timing,
             ahead: None,
             discard: prepared.discard,
@@ -137,6 +156,7 @@ impl Answer {
             };
             if let Event::Lost(error) = &happened {
                 self.call = None;
+                self.rerouted = true;
                 metrics::router_lost();
                 tracing::info!(%error, "going on through another router");
             }
@@ -150,7 +170,7 @@ impl Answer {
                 }
                 // Boxed: what asking takes would be kept as long as the answer runs.
                 Action::Route(generation) => {
-                    match Box::pin(self.service.routers.route(generation, &self.trace)).await {
+                    match Box::pin(self.service.routers.route(generation, &self.origin.trace)).await {
                         Ok(call) => self.call = Some(call),
                         Err(failed) => event = Some(failed),
                     }
@@ -159,10 +179,40 @@ impl Answer {
         }
     }
 
+    /// Says where the time since the last mark went.
+    fn account(&mut self, token: &proto::Token, now: Duration) {
+        let (placed, again, split) = self.call.as_mut().map_or((None, None, false), Call::take_placements);
+        let rerouted = std::mem::take(&mut self.rerouted);
+        let last = self.last;
+        let begins = placed.is_some() || again.is_some();
+        self.last = if begins && split { Last::Prefilled } else { Last::Decoded };
+        let mut parts = self.origin.timing.parts();
+        let again = if rerouted { again.or(placed) } else { again };
+        if last == Last::None && self.leads {
+            if let Some(placed) = placed.filter(|_| !rerouted) {
+                parts.mark(Part::Placement, placed);
+            }
+            if let Some(again) = again {
+                parts.mark(Part::Replay, again);
+            }
+            let told = [(Part::PrefillQueue, token.queue_wait), (Part::Prefill, token.compute)];
+            return parts.divide(&told, Part::Other, now);
+        }
+        if last != Last::None && (rerouted || again.is_some()) {
+            return parts.mark(Part::Replay, now);
+        }
+        if !self.leads {
+            return parts.mark(Part::Decode, now);
+        }
+        let rest = if last == Last::Prefilled { Part::Transfer } else { Part::Other };
+        parts.divide(&[(Part::Decode, token.queue_wait + token.compute)], rest, now);
+    }
+
     fn piece(&mut self, token: proto::Token) -> Piece {
         let now = self.service.clock.now();
         let latency = now.saturating_sub(self.last_token);
         self.last_token = now;
+        self.account(&token, now);
         match self.timing {
             Some(Timing::First) => metrics::first_token(latency, false),
             Some(Timing::Next) => metrics::next_token(latency, false),

@@ -7,6 +7,7 @@ use std::time::Duration;
 use futures::Stream;
 use futures::future::{BoxFuture, FutureExt};
 use futures::stream::{BoxStream, SelectAll, StreamExt};
+use node::Clock;
 use node::telemetry::TraceContext;
 use proto::{Generation, Placed, Reason, RequestId, TokenId};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
@@ -18,6 +19,7 @@ use crate::fault::Fault;
 use crate::models::Model;
 use crate::resume::past_deadline;
 use crate::service::{Service, Stoppable};
+use crate::timing::{Part, Timing};
 
 /// Most sequences of one call that run at once; the others follow as these end.
 const SEQUENCES_AT_ONCE: usize = 16;
@@ -74,6 +76,8 @@ pub(crate) struct Answers {
     sequences: Sequences,
     /// What ends the call before its last token. Made once, so that a token costs no timer of its own.
     ends: BoxFuture<'static, Fault>,
+    clock: Clock,
+    timing: Arc<Timing>,
     /// Read before the answer was begun.
     ahead: VecDeque<(usize, Piece)>,
     /// Sequences in all.
@@ -118,14 +122,23 @@ impl Sequences {
     }
 }
 
+/// What every sequence of a call comes from.
+#[derive(Clone)]
+pub(crate) struct Origin {
+    /// When the call arrived.
+    pub(crate) arrived: Duration,
+    /// What the calls to routers belong to.
+    pub(crate) trace: TraceContext,
+    /// Where the call's time goes.
+    pub(crate) timing: Arc<Timing>,
+}
+
 /// What the sequences of a call have in common.
 #[derive(Clone)]
 struct Common {
     service: Arc<Service>,
     prompts: Arc<[Prepared]>,
-    arrived: Duration,
-    /// What the calls to routers belong to.
-    trace: TraceContext,
+    origin: Origin,
     /// Lets so many run.
     gate: Arc<Semaphore>,
 }
@@ -136,8 +149,7 @@ impl Answers {
     pub(crate) async fn start(
         service: Arc<Service>,
         mut prompts: Vec<Prepared>,
-        arrived: Duration,
-        trace: &TraceContext,
+        origin: Origin,
     ) -> Result<Self, Fault> {
         let stopped = CancellationToken::new();
         let name = prompts.first().and_then(|prepared| prepared.request.stoppable.clone());
@@ -156,8 +168,9 @@ impl Answers {
         let prompts: Arc<[Prepared]> = prompts.into();
         let gate = Arc::new(Semaphore::new(SEQUENCES_AT_ONCE));
         let deadline = prompts.first().map_or(service.config.timeout, |first| first.deadline(&service));
-        let ends = ends(service.clone(), arrived.saturating_add(deadline), stopped);
-        let common = Common { service, prompts: prompts.clone(), arrived, trace: trace.clone(), gate };
+        let ends = ends(service.clone(), origin.arrived.saturating_add(deadline), stopped);
+        let (clock, timing) = (service.clock, origin.timing.clone());
+        let common = Common { service, prompts: prompts.clone(), origin, gate };
         let mut sequences = Vec::new();
         let mut first = 0;
         for (prompt, prepared) in prompts.iter().enumerate() {
@@ -185,6 +198,8 @@ impl Answers {
             choices: first,
             unfinished: first,
             ends: ends.boxed(),
+            clock,
+            timing,
             _stoppable: stoppable,
         };
         if let Some(piece) = answers.read().await? {
@@ -221,6 +236,8 @@ impl Answers {
         if self.unfinished == 0 {
             return Ok(None);
         }
+        // What was done with the piece before; from here on it is the sequences' to say.
+        self.timing.mark(Part::Write, self.clock.now());
         let read = tokio::select! {
             biased;
             read = self.sequences.next() => read,
@@ -400,14 +417,15 @@ impl Waiting {
         let turn = common.gate.acquire_owned().await.expect("the gate is never closed");
         let prepared = &common.prompts[prompt];
         let is_first = prompt == 0 && index == 0;
-        let deadline = common.arrived.saturating_add(prepared.deadline(&common.service));
+        let deadline = common.origin.arrived.saturating_add(prepared.deadline(&common.service));
         loop {
             let mut generation = prepared.sequence(index, beside.clone());
             if let Some(tokens) = tokens.take() {
                 generation.tokens = tokens;
             }
             let service = common.service.clone();
-            let answer = Answer::start(service, prepared, generation, (common.arrived, &common.trace)).await;
+            let answer =
+                Answer::start(service, prepared, generation, (common.origin.clone(), is_first)).await;
             match answer {
                 // The client has had its answer's beginning: what was admitted goes on as soon as there is room.
                 Err(fault)

@@ -8,7 +8,9 @@ use futures::Stream;
 use proto::convert::micros;
 use proto::wire::generate_request::Prompt as WirePrompt;
 use proto::wire::generation_service_server::GenerationService;
-use proto::wire::{GenerateRequest, GenerateResponse, ListServedModelsRequest, ListServedModelsResponse};
+use proto::wire::{
+    GenerateRequest, GenerateResponse, ListServedModelsRequest, ListServedModelsResponse, Timings,
+};
 use proto::{Error, FinishReason, LOGPROBS_MAX, SamplingParams, Watermark};
 use serde_json::{Value, json};
 use tonic::{Response, Status};
@@ -24,6 +26,7 @@ use crate::domain::{
 use crate::fault::Fault;
 use crate::metrics;
 use crate::service::{Service, Ticket};
+use crate::timing::{Part, Parts};
 
 const NAMES: FieldNames = FieldNames::PLAIN;
 
@@ -110,8 +113,10 @@ impl Answering {
         let generated_tokens = piece.generated() as u64;
         let finish = piece.finish.as_ref().map(FinishReason::from);
         self.unfinished -= usize::from(finish.is_some());
+        let mut timings = None;
         if self.unfinished == 0 {
             self.ticket.ended(200);
+            timings = Some(self::timings(&self.ticket.mark(Part::Write)));
         }
         let started = &self.answer.started()[0];
         let token = proto::Token { finish, ..piece.token };
@@ -129,7 +134,26 @@ impl Answering {
                 Some(Finish::StopString(text)) => Some(text),
                 _ => None,
             },
+            timings,
         }
+    }
+}
+
+fn timings(parts: &Parts) -> Timings {
+    let of = |part| micros(parts.of(part));
+    Timings {
+        total_us: micros(parts.total()),
+        read_us: of(Part::Read),
+        tokenise_us: of(Part::Tokenise),
+        queue_us: of(Part::Queue),
+        placement_us: of(Part::Placement),
+        prefill_queue_us: of(Part::PrefillQueue),
+        prefill_us: of(Part::Prefill),
+        transfer_us: of(Part::Transfer),
+        decode_us: of(Part::Decode),
+        replay_us: of(Part::Replay),
+        write_us: of(Part::Write),
+        other_us: of(Part::Other),
     }
 }
 

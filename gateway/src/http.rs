@@ -11,8 +11,10 @@ use axum::middleware::map_response;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use futures::FutureExt;
-use http::header::{CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
+use http::header::{CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER, TE, TRAILER, WWW_AUTHENTICATE};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
+use http_body::Frame;
+use http_body_util::StreamBody;
 use serde::Deserialize;
 use tower_http::catch_panic::CatchPanicLayer;
 
@@ -29,12 +31,16 @@ use crate::fault::Fault;
 use crate::front::body::parsed;
 pub(crate) use crate::front::body::read as read_body;
 use crate::service::{Service, Ticket};
+use crate::timing::{Part, Parts};
 use crate::{manage, tgi, tokens};
 
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 
 /// Set by a client that moves a request which already has tokens.
 const IS_RECOMPUTE: HeaderName = HeaderName::from_static("is-recompute");
+
+/// Where a request's time went: <https://www.w3.org/TR/server-timing/>.
+const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
 
 /// Tells OpenAI's clients whether to try again.
 const SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
@@ -262,12 +268,15 @@ pub(crate) async fn serve<F: Family, W: Writer>(
         Ok(ticket) => ticket,
         Err(refused) => return *refused,
     };
+    let trailers = takes_trailers(request.headers());
     match answer::<F, W>(service, &mut ticket, request, parse).await {
         Ok(Out::Whole(body)) => {
             ticket.ended(StatusCode::OK.as_u16());
-            json_body(body)
+            let mut response = json_body(body);
+            response.headers_mut().extend(server_timing(&ticket.mark(Part::Write)));
+            response
         }
-        Ok(Out::Stream(answers, writer)) => stream::<F, W>(*answers, writer, ticket),
+        Ok(Out::Stream(answers, writer)) => stream::<F, W>(*answers, writer, (ticket, trailers)),
         Err(fault) => {
             let response = refusal::<F>(&fault);
             ticket.ended(response.status().as_u16());
@@ -298,24 +307,35 @@ async fn answer<F: Family, W: Writer>(
         return Ok(Out::Stream(Box::new(answers), writer));
     }
     let wholes = answers.whole().await?;
+    writer.take_timings(&ticket.mark(Part::Write));
     Ok(Out::Whole(writer.whole(answers.started(), &wholes)))
 }
 
 /// Sends an answer piece by piece. Each event is a chunk of its own, so that clients that take a chunk for an event
 /// are right. When the client goes away the body is dropped, and with it the request everywhere.
-fn stream<F: Family, W: Writer>(mut answers: Answers, mut writer: W, ticket: Ticket) -> Response {
+fn stream<F: Family, W: Writer>(
+    mut answers: Answers,
+    mut writer: W,
+    (ticket, trailers): (Ticket, bool),
+) -> Response {
     let mut events = Events::new();
     writer.begin(&answers.take_started(), &mut events);
-    let state = Streaming { answers, writer, ticket, events, sent: 0, ended: false };
+    let state = Streaming { answers, writer, ticket, events, sent: 0, ended: false, trailers };
     let body = futures::stream::unfold(state, |mut state| async move {
-        let event = state.next::<F>().await?;
-        Some((Ok::<_, std::convert::Infallible>(event), state))
+        let frame = match state.next::<F>().await {
+            Some(event) => Frame::data(event),
+            None => Frame::trailers(state.take_trailers()?),
+        };
+        Some((Ok::<_, std::convert::Infallible>(frame), state))
     });
     let headers = [
         (CONTENT_TYPE, HeaderValue::from_static(W::STREAM_TYPE)),
         (CACHE_CONTROL, HeaderValue::from_static("no-cache")),
     ];
-    (headers, Body::from_stream(body)).into_response()
+    let announced = trailers.then_some([(TRAILER, HeaderValue::from_static("server-timing"))]);
+    let mut response = (headers, Body::new(StreamBody::new(body))).into_response();
+    response.headers_mut().extend(announced.into_iter().flatten());
+    response
 }
 
 struct Streaming<W> {
@@ -327,6 +347,8 @@ struct Streaming<W> {
     /// How many of them are sent.
     sent: usize,
     ended: bool,
+    /// Trailers are still to be sent.
+    trailers: bool,
 }
 
 impl<W: Writer> Streaming<W> {
@@ -346,6 +368,7 @@ impl<W: Writer> Streaming<W> {
             match next.unwrap_or_else(|panic| Err(panic_fault(&*panic))) {
                 Ok(Some((choice, piece))) => self.writer.piece(choice, &piece, &mut self.events),
                 Ok(None) => {
+                    self.writer.take_timings(&self.ticket.mark(Part::Write));
                     self.writer.end(&mut self.events);
                     self.end(StatusCode::OK);
                 }
@@ -358,10 +381,27 @@ impl<W: Writer> Streaming<W> {
         }
     }
 
+    /// What follows the last event, once, for who takes it.
+    fn take_trailers(&mut self) -> Option<HeaderMap> {
+        let wanted = std::mem::take(&mut self.trailers);
+        wanted.then(|| HeaderMap::from_iter(server_timing(&self.ticket.mark(Part::Write))))
+    }
+
     fn end(&mut self, status: StatusCode) {
         self.ended = true;
         self.ticket.ended(status.as_u16());
     }
+}
+
+/// Whether the client has said that it takes trailers.
+fn takes_trailers(headers: &HeaderMap) -> bool {
+    let values = headers.get_all(TE).iter().filter_map(|value| value.to_str().ok());
+    values.flat_map(|value| value.split(',')).any(|coding| coding.trim().eq_ignore_ascii_case("trailers"))
+}
+
+/// Where a request's time went, as a header or trailer.
+fn server_timing(parts: &Parts) -> Option<(HeaderName, HeaderValue)> {
+    Some((SERVER_TIMING, HeaderValue::try_from(parts.header()).ok()?))
 }
 
 /// A body of JSON.

@@ -35,6 +35,7 @@ mod service;
 mod statistics;
 pub mod text;
 mod tgi;
+pub mod timing;
 mod tokens;
 pub mod tools;
 

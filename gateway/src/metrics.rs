@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use metrics::Histogram;
 
+use crate::timing::{Part, Parts};
+
 /// Requests by dialect and HTTP status; 499 for a client that went away.
 const REQUESTS_TOTAL: &str = "baton_gateway_requests_total";
 /// Requests that wait for their first token, and those that have one.
@@ -13,6 +15,8 @@ const REQUESTS: &str = "baton_gateway_requests";
 const TTFT: &str = "baton_gateway_ttft_seconds";
 /// Seconds from one token to the next.
 const ITL: &str = "baton_gateway_itl_seconds";
+/// Seconds of answered requests by part: where their time went.
+const PART: &str = "baton_gateway_part_seconds";
 /// Calls to routers that broke, after each of which the request went on elsewhere or failed.
 const LOST_TOTAL: &str = "baton_gateway_router_calls_lost_total";
 
@@ -80,6 +84,18 @@ pub(crate) fn first_token(after: Duration, probe: bool) {
 pub(crate) fn next_token(after: Duration, probe: bool) {
     static TIMES: LazyLock<Times> = LazyLock::new(|| Times::new(ITL));
     TIMES.record(after, probe);
+}
+
+/// Where an answered request's time went.
+pub(crate) fn parts(parts: &Parts) {
+    static PARTS: LazyLock<[Histogram; Part::ALL.len()]> =
+        LazyLock::new(|| Part::ALL.map(|part| metrics::histogram!(PART, "part" => part.name())));
+    for (part, histogram) in Part::ALL.into_iter().zip(&*PARTS) {
+        let time = parts.of(part);
+        if !time.is_zero() {
+            histogram.record(time.as_secs_f64());
+        }
+    }
 }
 
 pub(crate) fn router_lost() {

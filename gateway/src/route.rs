@@ -99,7 +99,7 @@ impl Routers {
         }
         let request = RouteRequest { generation: Some(generation.into()) };
         match span.scope(self.client(&router).route(request)).await {
-            Ok(response) => Ok(Call { router, events: response.into_inner(), placed: None, span }),
+            Ok(response) => Ok(Call::new(router, response.into_inner(), span)),
             Err(status) => Err(self.failed(&router, status, &span)),
         }
     }
@@ -132,7 +132,7 @@ impl Routers {
                         "request placed"
                     );
                     match Placed::try_from(placed) {
-                        Ok(placed) => call.placed = Some(placed),
+                        Ok(placed) => call.place(placed, self.clock.now()),
                         Err(error) => return Event::Refused(error),
                     }
                 }
@@ -169,11 +169,32 @@ pub(crate) struct Call {
     router: String,
     events: Streaming<proto::wire::RouteEvent>,
     placed: Option<Placed>,
+    /// When the first placement was heard of, until that is taken.
+    placed_at: Option<Duration>,
+    /// The same of the latest of those that followed it.
+    placed_again_at: Option<Duration>,
     /// Ends with the call.
     span: Span,
 }
 
 impl Call {
+    fn new(router: String, events: Streaming<proto::wire::RouteEvent>, span: Span) -> Self {
+        Self { router, events, placed: None, placed_at: None, placed_again_at: None, span }
+    }
+
+    fn place(&mut self, placed: Placed, now: Duration) {
+        let at = if self.placed.is_none() { &mut self.placed_at } else { &mut self.placed_again_at };
+        *at = Some(now);
+        self.placed = Some(placed);
+    }
+
+    /// When the request was placed, and when it was placed anew, if that was since this was asked last; and whether it is
+    /// split.
+    pub(crate) fn take_placements(&mut self) -> (Option<Duration>, Option<Duration>, bool) {
+        let split = self.placed.as_ref().is_some_and(|placed| placed.prefill.is_some());
+        (self.placed_at.take(), self.placed_again_at.take(), split)
+    }
+
     /// Where the router has placed the request last.
     pub(crate) fn placed(&self) -> Option<&Placed> {
         self.placed.as_ref()

@@ -13,7 +13,7 @@ use uuid::Uuid;
 
 use crate::Config;
 use crate::admit::admit;
-use crate::answers::Answers;
+use crate::answers::{Answers, Origin};
 use crate::domain::{Priority, Request};
 use crate::fault::Fault;
 use crate::metrics::{self, CLIENT_GONE, State};
@@ -22,6 +22,7 @@ use crate::queue::{Full, Place, Queue};
 use crate::resume::past_deadline;
 use crate::route::Routers;
 use crate::statistics::{Spent, Statistics};
+use crate::timing::{Part, Parts, Timing};
 
 /// Most sequences of one call: prompts times sequences of each.
 const SEQUENCES_MAX: usize = 2048;
@@ -93,10 +94,13 @@ impl Service {
             span.set("baton.request", id.clone());
         }
         tracing::info!(target: REQUESTS, request = id, dialect, "request arrived");
+        let arrived = self.clock.now();
         Ok(Ticket {
             id,
             dialect,
-            arrived: self.clock.now(),
+            arrived,
+            timing: Arc::new(Timing::new(arrived)),
+            clock: self.clock,
             state: State::Waiting,
             status: CLIENT_GONE,
             place: None,
@@ -139,6 +143,7 @@ impl Service {
             return Err(Fault::Body("expected at least one prompt".to_owned()));
         };
         check_sequences(sequences, first.names.prompt)?;
+        ticket.mark(Part::Read);
         let model = self.model(first.model.as_deref(), first.names.model)?;
         ticket.measured = Some(Measured::new(self.clone(), model.clone()));
         let priority = first.priority;
@@ -166,14 +171,16 @@ impl Service {
         let prompts = prepared.iter().map(|prepared| prepared.generation.prompt_len());
         ticket.span.count("gen_ai.usage.input_tokens", prompts.sum());
         let admitted = self.clock.now();
+        ticket.timing.mark(Part::Tokenise, admitted);
         tracing::info!(target: REQUESTS, request = ticket.id, "request admitted");
         let queueing = ticket.span.child("gateway.queue");
         ticket.place = Some(self.place(priority, deadline).await?);
         drop(queueing);
         let placed = self.clock.now();
+        ticket.timing.mark(Part::Queue, placed);
         let waited_seconds = placed.saturating_sub(admitted).as_secs_f64();
         tracing::info!(target: REQUESTS, request = ticket.id, waited_seconds, "request runs");
-        let answers = Answers::start(self.clone(), prepared, ticket.arrived, ticket.span.context()).await?;
+        let answers = Answers::start(self.clone(), prepared, ticket.origin()).await?;
         if let Some(measured) = &mut ticket.measured {
             measured.spent.input = admitted.saturating_sub(began);
             measured.spent.queue = placed.saturating_sub(admitted) + answers.first_queue_wait();
@@ -251,6 +258,9 @@ pub(crate) struct Ticket {
     id: String,
     dialect: &'static str,
     arrived: Duration,
+    /// Where its time goes.
+    timing: Arc<Timing>,
+    clock: Clock,
     state: State,
     /// What the request is counted as when this is dropped.
     status: u16,
@@ -311,6 +321,17 @@ impl Ticket {
         self.status = status;
     }
 
+    /// What the time since the last mark was, and where all of it went.
+    pub(crate) fn mark(&self, part: Part) -> Parts {
+        let mut parts = self.timing.parts();
+        parts.mark(part, self.clock.now());
+        *parts
+    }
+
+    fn origin(&self) -> Origin {
+        Origin { arrived: self.arrived, trace: self.span.context().clone(), timing: self.timing.clone() }
+    }
+
     fn running(&mut self) {
         self.state.leave();
         self.state = State::Running;
@@ -326,11 +347,38 @@ impl Drop for Ticket {
         if self.status == CLIENT_GONE {
             self.span.fail(&proto::Error::new(Reason::Cancelled, "the client went away"));
         }
-        tracing::info!(target: REQUESTS, request = self.id, status = self.status, "request ended");
+        let answered = (200..300).contains(&self.status);
+        let parts = self.mark(if answered { Part::Write } else { Part::Other });
+        if answered {
+            metrics::parts(&parts);
+        }
+        log_end(&self.id, self.status, &parts);
         if let Some(Measured { service, model, arrived_ms, spent }) = self.measured.take() {
             let total = service.clock.now().saturating_sub(self.arrived);
-            let answered = (200..300).contains(&self.status);
             service.statistics.ended(&model.description.name, arrived_ms, answered, Spent { total, ..spent });
         }
     }
+}
+
+/// The line of the log for a request that is over, with its time in milliseconds.
+fn log_end(request: &str, status: u16, parts: &Parts) {
+    let ms = |part| parts.of(part).as_secs_f64() * 1e3;
+    tracing::info!(
+        target: REQUESTS,
+        request,
+        status,
+        total_ms = parts.total().as_secs_f64() * 1e3,
+        read_ms = ms(Part::Read),
+        tokenise_ms = ms(Part::Tokenise),
+        queue_ms = ms(Part::Queue),
+        placement_ms = ms(Part::Placement),
+        prefill_queue_ms = ms(Part::PrefillQueue),
+        prefill_ms = ms(Part::Prefill),
+        transfer_ms = ms(Part::Transfer),
+        decode_ms = ms(Part::Decode),
+        replay_ms = ms(Part::Replay),
+        write_ms = ms(Part::Write),
+        other_ms = ms(Part::Other),
+        "request ended"
+    );
 }

@@ -296,17 +296,18 @@ impl<M: Model> PrefillCore<M> {
         let scheduled = job.scheduled.unwrap_or(step.start);
         if let Some(call) = job.call.take() {
             self.calls.remove(&call);
+            let prefill = step.end.saturating_sub(scheduled);
             let token = Token {
                 index: sampled.index,
                 id: sampled.token,
                 logprob: sampled.logprob,
                 batch_size: step.batch_size,
                 queue_wait: scheduled.saturating_sub(job.arrived),
+                compute: prefill,
                 finish: sampled.finish,
                 top: sampled.top,
                 prompt: sampled.prompt,
             };
-            let prefill = step.end.saturating_sub(scheduled);
             out.push(Action::Prefill { call, item: PrefillItem::Done { token, prefill } });
             out.push(Action::Close { call, error: None });
             self.holds.stream_closed(sequence, step.end);

@@ -196,6 +196,8 @@ pub struct Token {
     pub batch_size: u32,
     /// Time the sequence waited for that step to be scheduled.
     pub queue_wait: Duration,
+    /// Time from there to the end of the step that computed it: of the first token of a placement, all steps of its prompt.
+    pub compute: Duration,
     /// Set on the last token.
     pub finish: Option<FinishReason>,
     /// The likeliest tokens in its place, falling, as many as [`SamplingParams::logprobs`] asks for.

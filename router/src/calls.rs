@@ -76,12 +76,7 @@ impl Side for Decode {
 }
 
 /// Calls for a prefill. Nothing is sent before the stream is polled.
-pub(crate) fn prefill(
-    network: &Network,
-    worker: &str,
-    generation: Generation,
-    trace: &TraceContext,
-) -> Call {
+pub(crate) fn prefill(network: &Network, worker: &str, generation: Generation, trace: &TraceContext) -> Call {
     let mut client = node::limits!(PrefillClient::new(network.connect(worker)));
     let attempt = generation.attempt;
     let time_left = generation.time_left;

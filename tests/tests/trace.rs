@@ -167,7 +167,10 @@ async fn a_request_is_one_trace_through_four_processes() {
         assert_eq!(of_http(name).number("baton.kv.blocks"), 5, "{name}");
         assert!(of_http(name).number("baton.kv.bytes") > 0, "{name}");
     }
-    assert!(of_http("prefill.compute").end - of_http("prefill.compute").start >= 2_000_000, "a step takes 2 ms");
+    assert!(
+        of_http("prefill.compute").end - of_http("prefill.compute").start >= 2_000_000,
+        "a step takes 2 ms"
+    );
 
     // What the client does not sample is not exported, and probes, descriptions and renewals are part of no trace.
     let mut counts: BTreeMap<&str, usize> = BTreeMap::new();

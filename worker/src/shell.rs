@@ -192,7 +192,9 @@ impl Handle {
         let (answer, answered) = oneshot::channel();
         let id = self.next_call();
         let event = Event::Renew { call: id, handoff };
-        self.outbox.send(Message::Open { id, call: Call::Renew(answer), event, trace: TraceContext::default() }).await?;
+        self.outbox
+            .send(Message::Open { id, call: Call::Renew(answer), event, trace: TraceContext::default() })
+            .await?;
         answered.await.unwrap_or_else(|_| Err(inbox::stopped()))
     }
 

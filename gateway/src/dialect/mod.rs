@@ -20,6 +20,7 @@ use serde::Serialize;
 use crate::answer::Started;
 use crate::domain::{Piece, Request, Whole};
 use crate::fault::Fault;
+use crate::timing::Parts;
 
 /// A parsed call: what is asked for, and who writes the answer. Its choices are numbered prompt by prompt, as many for
 /// each as its request's `n` (`best_of` in a stream).
@@ -43,6 +44,8 @@ pub(crate) trait Writer: Send + 'static {
     fn begin(&mut self, started: &[Started], events: &mut Events);
     /// A piece of a choice; each choice's last one has its finish set. After the last of all [`Self::end`] follows.
     fn piece(&mut self, choice: usize, piece: &Piece, events: &mut Events);
+    /// Where the request's time went so far: before [`Self::end`] or [`Self::whole`], for who shows it.
+    fn take_timings(&mut self, _parts: &Parts) {}
     /// The answer was complete.
     fn end(&mut self, events: &mut Events);
     /// The answer failed after it began: the last event.

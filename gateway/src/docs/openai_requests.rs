@@ -68,6 +68,9 @@ pub(crate) struct Common {
     /// Answer chunk by chunk.
     #[schema(default = false)]
     pub(crate) stream: Option<bool>,
+    /// Show in `usage` where the request's time went.
+    #[schema(default = false)]
+    pub(crate) include_timings: Option<bool>,
     /// For a stream only.
     pub(crate) stream_options: Option<StreamOptions>,
     /// The likeliest of each token of the prompt.

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use opentelemetry::trace::TracerProvider as _;
 use opentelemetry_otlp::WithExportConfig as _;
+use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::error::OTelSdkResult;
 use opentelemetry_sdk::trace::{Sampler, SdkTracerProvider, SpanData, SpanExporter};
-use opentelemetry_sdk::Resource;
 
 use super::span::TRACER;
 use crate::Error;
@@ -47,7 +47,10 @@ impl Traces {
         }
         let Some((option, endpoint)) = endpoint(config.endpoint) else { return Ok(Self(None)) };
         let fault = |what: &str| {
-            Error::option(option, format!("expected http://HOST:PORT of an OTLP collector, got {endpoint:?}{what}"))
+            Error::option(
+                option,
+                format!("expected http://HOST:PORT of an OTLP collector, got {endpoint:?}{what}"),
+            )
         };
         if !endpoint.starts_with("http://") {
             return Err(fault(""));
@@ -99,7 +102,9 @@ fn resource(service: &'static str) -> Resource {
     let named = env("OTEL_SERVICE_NAME").is_some()
         || env("OTEL_RESOURCE_ATTRIBUTES").is_some_and(|attributes| attributes.contains("service.name="));
     let resource = if named { resource } else { resource.with_service_name(service) };
-    resource.with_attribute(opentelemetry::KeyValue::new("service.version", env!("CARGO_PKG_VERSION"))).build()
+    resource
+        .with_attribute(opentelemetry::KeyValue::new("service.version", env!("CARGO_PKG_VERSION")))
+        .build()
 }
 
 /// An exporter that counts, and says once when a collector stops taking spans.
@@ -115,7 +120,9 @@ impl<E: SpanExporter> SpanExporter for Counted<E> {
         let result = self.exporter.export(batch).await;
         let was_failing = self.failing.swap(result.is_err(), Ordering::Relaxed);
         match &result {
-            Err(error) if !was_failing => tracing::warn!(%error, "traces cannot be exported; they are dropped"),
+            Err(error) if !was_failing => {
+                tracing::warn!(%error, "traces cannot be exported; they are dropped")
+            }
             Ok(()) if was_failing => tracing::info!("traces are exported again"),
             _ => {}
         }

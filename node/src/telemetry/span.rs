@@ -8,7 +8,9 @@ use std::time::{Instant, SystemTime};
 use futures::future::Either;
 use http::{HeaderMap, HeaderName, HeaderValue};
 use opentelemetry::propagation::{Extractor, Injector, TextMapPropagator};
-use opentelemetry::trace::{FutureExt as _, SpanBuilder, SpanKind, Status, TraceContextExt as _, Tracer as _};
+use opentelemetry::trace::{
+    FutureExt as _, SpanBuilder, SpanKind, Status, TraceContextExt as _, Tracer as _,
+};
 use opentelemetry::{Context, KeyValue, Value};
 use opentelemetry_sdk::propagation::TraceContextPropagator;
 use opentelemetry_sdk::trace::SdkTracer;

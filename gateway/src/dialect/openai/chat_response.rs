@@ -23,6 +23,7 @@ use crate::domain::{Finish, Piece, Whole};
 use crate::fault::Fault;
 use crate::models::Model;
 use crate::service::unix_seconds;
+use crate::timing::Parts;
 use crate::tools::Event;
 
 /// Entries of log-probabilities that wait for a chunk to go with.
@@ -65,6 +66,8 @@ pub(crate) struct ChatWriter {
     prompt_tokens: usize,
     cached_tokens: Option<usize>,
     choices: Vec<Writing>,
+    /// For who asked, once the answer is complete.
+    timings: Option<Parts>,
 }
 
 /// A choice on its way.
@@ -90,6 +93,7 @@ impl ChatWriter {
             prompt_tokens: 0,
             cached_tokens: None,
             choices: Vec::new(),
+            timings: None,
         }
     }
 
@@ -120,6 +124,7 @@ impl ChatWriter {
             total_tokens: self.prompt_tokens + generated,
             prompt_tokens_details: PromptDetails { cached_tokens: self.cached_tokens.unwrap_or(0) },
             extra: self.is_mlc().then_some(Value::Null),
+            timings: self.timings,
         }
     }
 
@@ -352,6 +357,10 @@ impl Writer for ChatWriter {
         } else if self.choices[index].entries.len() >= ENTRIES_WAITING_MAX {
             events.push(self.choice(index, OpenAiDelta::default(), None));
         }
+    }
+
+    fn take_timings(&mut self, parts: &Parts) {
+        self.timings = self.wanted.usage.timings.then_some(*parts);
     }
 
     fn end(&mut self, events: &mut Events) {

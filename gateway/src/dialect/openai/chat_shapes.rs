@@ -5,6 +5,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::logprobs::{Entry, PromptLogprobs};
+use crate::timing::Parts;
 
 /// An answer in one piece.
 #[derive(Serialize)]
@@ -179,6 +180,8 @@ pub(super) struct Usage {
     /// MLC's, of which nothing is known here: printed as null, and to nobody else.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) extra: Option<Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) timings: Option<Parts>,
 }
 
 #[derive(Serialize)]

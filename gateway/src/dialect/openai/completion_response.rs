@@ -18,6 +18,7 @@ use crate::domain::{Finish, Piece, Whole};
 use crate::fault::Fault;
 use crate::models::Model;
 use crate::service::unix_seconds;
+use crate::timing::Parts;
 
 /// What a request says of its response.
 #[derive(Debug)]
@@ -47,6 +48,8 @@ pub(crate) struct CompletionWriter {
     fingerprint: String,
     prompts: Vec<PromptState>,
     choices: Vec<ChoiceState>,
+    /// For who asked, once the answer is complete.
+    timings: Option<Parts>,
 }
 
 /// A prompt of a stream.
@@ -128,6 +131,8 @@ struct Usage {
     completion_tokens: usize,
     total_tokens: usize,
     prompt_tokens_details: PromptDetails,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    timings: Option<Parts>,
 }
 
 #[derive(Serialize)]
@@ -158,6 +163,7 @@ impl CompletionWriter {
             fingerprint: String::new(),
             prompts: Vec::new(),
             choices: Vec::new(),
+            timings: None,
         }
     }
 
@@ -193,6 +199,7 @@ impl CompletionWriter {
             completion_tokens,
             total_tokens: prompt_tokens + completion_tokens,
             prompt_tokens_details: PromptDetails { cached_tokens },
+            timings: self.timings,
         }
     }
 
@@ -321,6 +328,10 @@ impl Writer for CompletionWriter {
             stop_reason: piece.finish.as_ref().and_then(|finish| stop_reason(finish, Some(token.id))),
             prompt_logprobs: None,
         }));
+    }
+
+    fn take_timings(&mut self, parts: &Parts) {
+        self.timings = self.shape.usage.timings.then_some(*parts);
     }
 
     fn end(&mut self, events: &mut Events) {
@@ -525,7 +536,7 @@ mod tests {
 
     #[test]
     fn every_choice_of_a_stream_has_one_finish_and_usage_comes_last() {
-        let usage = StreamUsage { at_end: true, always: false };
+        let usage = StreamUsage { at_end: true, ..StreamUsage::default() };
         let (a, b) = (pieces(&["a", ""], Finish::Eos), pieces(&["b", "c"], Finish::Length));
         let order = [(0, a[0].clone()), (1, b[0].clone()), (1, b[1].clone()), (0, a[1].clone())];
         let chunks = streamed(&mut writer(CompletionShape { usage, ..shape(2) }), &[prompted("P")], &order);
@@ -539,6 +550,26 @@ mod tests {
         assert_eq!(last["choices"], json!([]));
         assert_eq!(last["usage"]["completion_tokens"], 4);
         assert!(chunks[..chunks.len() - 1].iter().all(|chunk| chunk["usage"].is_null()));
+    }
+
+    #[test]
+    fn timings_stand_in_the_usage_of_who_asks() {
+        let parts = Parts::new(std::time::Duration::ZERO);
+        for timings in [false, true] {
+            let usage = StreamUsage { at_end: true, timings, ..StreamUsage::default() };
+            let asks = || writer(CompletionShape { usage, ..shape(1) });
+            let pieces = pieces(&["a"], Finish::Eos);
+            let mut whole_writer = asks();
+            whole_writer.take_timings(&parts);
+            let body = whole_writer.whole(&[prompted("P")], &[whole(&pieces)]);
+            let body: Value = serde_json::from_slice(&body).unwrap();
+            let mut stream_writer = asks();
+            stream_writer.take_timings(&parts);
+            let chunks = streamed(&mut stream_writer, &[prompted("P")], &[(0, pieces[0].clone())]);
+            for usage in [&body["usage"], &chunks.last().unwrap()["usage"]] {
+                assert_eq!(usage["timings"]["total_ms"].is_number(), timings, "{usage}");
+            }
+        }
     }
 
     #[test]

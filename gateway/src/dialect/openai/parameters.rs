@@ -117,22 +117,26 @@ pub(super) struct StreamUsage {
     pub(super) at_end: bool,
     /// In every chunk.
     pub(super) always: bool,
+    /// With the parts of the request's time, in an answer in one piece too.
+    pub(super) timings: bool,
 }
 
-/// `stream`, and `stream_options`, which only a stream may have.
+/// `stream`, `include_timings`, and `stream_options`, which only a stream may have.
 pub(super) fn stream(fields: &mut Fields, route: &str) -> Result<(bool, StreamUsage), Fault> {
     let stream = fields.flag("stream")?.unwrap_or(false);
+    let timings = fields.flag("include_timings")?.unwrap_or(false);
     let Some(mut options) = fields.object("stream_options")? else {
-        return Ok((stream, StreamUsage::default()));
+        // A stream has them in the chunk of its usage.
+        return Ok((stream, StreamUsage { at_end: timings && stream, always: false, timings }));
     };
     if !stream {
         return Err(fields.fault("stream_options", "is allowed only when stream is true"));
     }
-    let at_end = options.flag("include_usage")?.unwrap_or(false);
-    let always = at_end && options.flag("continuous_usage_stats")?.unwrap_or(false);
+    let include = options.flag("include_usage")?.unwrap_or(false);
+    let always = include && options.flag("continuous_usage_stats")?.unwrap_or(false);
     options.flag("include_obfuscation")?;
     options.finish(route);
-    Ok((stream, StreamUsage { at_end, always }))
+    Ok((stream, StreamUsage { at_end: include || timings, always, timings }))
 }
 
 /// `prompt_logprobs`, which no stream has: how many alternatives of each token.

@@ -7,6 +7,7 @@ use super::*;
 use crate::dialect::Writer;
 use crate::dialect::tests::{pieces, started, streamed, whole};
 use crate::domain::{Finish, Piece};
+use crate::timing::{Part, Parts};
 
 /// What a stream says, put together again as a client does.
 #[derive(Debug, Default, PartialEq)]
@@ -171,6 +172,47 @@ fn usage_comes_last_when_asked_for_or_always() {
     assert_eq!(usages(json!({"include_usage": false})), [None, None, None, None]);
     let always = usages(json!({"include_usage": true, "continuous_usage_stats": true}));
     assert_eq!(always[1..], [1, 2, 2, 2].map(|generated| Some(usage(generated))));
+}
+
+#[test]
+fn timings_are_shown_to_who_asks() {
+    let ms = std::time::Duration::from_millis;
+    let mut parts = Parts::new(ms(5));
+    parts.mark(Part::Queue, ms(7));
+    parts.mark(Part::Decode, ms(10));
+    let pieces = pieces(&["Hel", "lo"], Finish::Length);
+    let (started, place) = (started("m", 3, None), Place::plain());
+    let timings = |extra: Value| {
+        let mut call = place.call(&with(extra)).unwrap();
+        if !call.stream {
+            call.writer.take_timings(&parts);
+            let body = call.writer.whole(std::slice::from_ref(&started), &[whole(&pieces)]);
+            return serde_json::from_slice::<Value>(&body).unwrap()["usage"]["timings"].clone();
+        }
+        let mut events = Vec::new();
+        call.writer.begin(std::slice::from_ref(&started), &mut events);
+        pieces.iter().for_each(|piece| call.writer.piece(0, piece, &mut events));
+        call.writer.take_timings(&parts);
+        call.writer.end(&mut events);
+        let events: Vec<String> =
+            events.iter().map(|event| String::from_utf8(event.to_vec()).unwrap()).collect();
+        chunks(&events).last().unwrap()["usage"]["timings"].clone()
+    };
+    let shown = json!({"total_ms": 5.0, "read_ms": 0.0, "tokenise_ms": 0.0, "queue_ms": 2.0, "placement_ms": 0.0,
+        "prefill_queue_ms": 0.0, "prefill_ms": 0.0, "transfer_ms": 0.0, "decode_ms": 3.0, "replay_ms": 0.0,
+        "write_ms": 0.0, "other_ms": 0.0});
+    for (extra, expected) in [
+        (json!({}), Value::Null),
+        (json!({"include_timings": false}), Value::Null),
+        (json!({"include_timings": true}), shown.clone()),
+        (json!({"include_timings": true, "stream": true}), shown.clone()),
+        (json!({"include_timings": true, "stream": true, "stream_options": {}}), shown),
+        (json!({"stream": true, "stream_options": {"include_usage": true}}), Value::Null),
+    ] {
+        assert_eq!(timings(extra.clone()), expected, "{extra}");
+    }
+    let fault = place.with(json!({"include_timings": 1})).unwrap_err();
+    assert!(fault.starts_with("include_timings: expected true or false"), "{fault}");
 }
 
 #[test]
