@@ -486,6 +486,7 @@ impl<M: Model> Core for DecodeCore<M> {
         Gauges {
             blocks: self.engine.kv_counts(),
             sequences: counts,
+            preemptions: self.engine.preemptions(),
             leases: self.holds.len(),
             // Each sequence has at least one block, or will.
             orphaned_blocks: in_engine.saturating_sub(self.sequences.len()),

@@ -387,6 +387,11 @@ impl<M: Model> Engine<M> {
         self.scheduler.kv_counts()
     }
 
+    /// How often a sequence lost its blocks to an older one.
+    pub fn preemptions(&self) -> u64 {
+        self.scheduler.preemptions()
+    }
+
     /// Sequences by state.
     pub fn sequence_counts(&self) -> SequenceCounts {
         self.scheduler.sequence_counts()

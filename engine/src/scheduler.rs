@@ -71,6 +71,8 @@ pub(crate) struct Scheduler {
     next_id: u64,
     waiting: VecDeque<SequenceId>,
     preempted: BTreeSet<SequenceId>,
+    /// How often a sequence was preempted.
+    preemptions: u64,
     /// The longest unserved first.
     running: Vec<SequenceId>,
     reserved: BTreeSet<SequenceId>,
@@ -87,6 +89,7 @@ impl Scheduler {
             next_id: 0,
             waiting: VecDeque::new(),
             preempted: BTreeSet::new(),
+            preemptions: 0,
             running: Vec::new(),
             reserved: BTreeSet::new(),
             copies: Vec::new(),
@@ -236,6 +239,11 @@ impl Scheduler {
         self.can_take(&prefix, sequence.len(), self.growing()).then_some(id)
     }
 
+    /// How often a sequence lost its blocks to an older one.
+    pub(crate) fn preemptions(&self) -> u64 {
+        self.preemptions
+    }
+
     /// True when the next plan has work in it, or preempts or fails a sequence.
     pub(crate) fn has_work(&self) -> bool {
         !self.running.is_empty() || self.next_admission().is_some()
@@ -332,6 +340,7 @@ impl Scheduler {
         self.free_blocks(id);
         self.running.retain(|&other| other != id);
         self.preempted.insert(id);
+        self.preemptions += 1;
         let sequence = self.planned(id);
         sequence.state = State::Preempted;
         sequence.computed = 0;

@@ -213,12 +213,17 @@ impl Answer {
         let latency = now.saturating_sub(self.last_token);
         self.last_token = now;
         self.account(&token, now);
+        let is_first = matches!(self.timing, Some(Timing::First));
         match self.timing {
             Some(Timing::First) => metrics::first_token(latency, false),
             Some(Timing::Next) => metrics::next_token(latency, false),
             None => {}
         }
         self.timing = Some(Timing::Next);
+        metrics::generated();
+        if let Some(report) = token.prompt.as_ref().filter(|_| is_first) {
+            metrics::cached(report.cached_tokens);
+        }
         let (text, finish) = self.transcript.push(&token);
         if self.discard {
             return Piece {

@@ -302,6 +302,9 @@ async fn answer<F: Family, W: Writer>(
     let parsed = parsed(&service.tasks, body, move |body| parse(&parsing, body)).await;
     let Call { requests, mut writer, stream } = parsed?;
     drop(reading);
+    if let Some(dialect) = writer.dialect() {
+        ticket.is_of(dialect);
+    }
     let mut answers = service.start(requests, ticket).await?;
     if stream {
         return Ok(Out::Stream(Box::new(answers), writer));

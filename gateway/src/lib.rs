@@ -75,6 +75,7 @@ pub async fn run(config: Config, context: Context) -> Result<(), Error> {
 pub async fn bind(config: Config, context: Context) -> Result<Gateway, Error> {
     let standing = context.readiness.join(&context.name, "no probe has come back yet");
     config.validate()?;
+    metrics::describe();
     let grpc_listen = Listener::parse("--grpc-listen", &config.grpc_listen)?;
     let (front, public) = (Front::read(&config)?, front::public(&config)?);
     let routers = Arc::new(Routers::new(context.network.clone(), context.members.clone(), context.clock));

@@ -18,7 +18,7 @@ use crate::dialect::mindie::{MindIe, check_id};
 use crate::docs::{MindIeRefusals, SlotsAnswer, StopRequest, StoppedAnswer};
 use crate::domain::{FieldNames, MaxTokens, Prompt, Request as Generation};
 use crate::fault::Fault;
-use crate::http::{json_body, read_body, refusal, unknown_path};
+use crate::http::{enter, json_body, read_body, refusal, unknown_path};
 use crate::service::Service;
 
 /// Longest wait for what a worker says of itself.
@@ -27,6 +27,8 @@ const DESCRIBE_MAX: Duration = Duration::from_secs(1);
 const TRIAL_SECONDS: u64 = 10;
 /// Most that it may name.
 const TRIAL_SECONDS_MAX: u64 = 600;
+/// The label of a trial in metrics.
+const DIALECT: &str = "trial";
 /// What a trial continues.
 const TRIAL: &str = "hello";
 
@@ -122,11 +124,13 @@ pub(crate) async fn trial(
     let Some(seconds) = seconds else { return unknown_path(request).await };
     if !(1..=TRIAL_SECONDS_MAX).contains(&seconds) {
         let message = format!("expected 1 to {TRIAL_SECONDS_MAX} seconds, got {seconds}");
-        return refusal::<MindIe>(&Fault::field("timed", message));
+        let response = refusal::<MindIe>(&Fault::field("timed", message));
+        crate::metrics::answered(DIALECT, response.status().as_u16());
+        return response;
     }
-    let mut ticket = match service.ticket("trial") {
+    let mut ticket = match enter::<MindIe>(&service, DIALECT) {
         Ok(ticket) => ticket,
-        Err(fault) => return refusal::<MindIe>(&fault),
+        Err(refused) => return *refused,
     };
     let mut generation = Generation::new(Prompt::Text(TRIAL.to_owned()), FieldNames::PLAIN);
     generation.max_tokens = MaxTokens::Clamp(1);

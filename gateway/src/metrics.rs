@@ -3,7 +3,7 @@
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use metrics::Histogram;
+use metrics::{Counter, Histogram, Unit, describe_counter, describe_gauge, describe_histogram};
 
 use crate::timing::{Part, Parts};
 
@@ -15,10 +15,42 @@ const REQUESTS: &str = "baton_gateway_requests";
 const TTFT: &str = "baton_gateway_ttft_seconds";
 /// Seconds from one token to the next.
 const ITL: &str = "baton_gateway_itl_seconds";
+/// Tokens of prompts, of requests that were taken.
+const PROMPT_TOKENS: &str = "baton_gateway_prompt_tokens_total";
+/// Those of them whose KV was there already.
+const CACHED_TOKENS: &str = "baton_gateway_prompt_tokens_cached_total";
+/// Tokens that went to clients.
+const GENERATED_TOKENS: &str = "baton_gateway_generated_tokens_total";
 /// Seconds of answered requests by part: where their time went.
 const PART: &str = "baton_gateway_part_seconds";
 /// Calls to routers that broke, after each of which the request went on elsewhere or failed.
 const LOST_TOTAL: &str = "baton_gateway_router_calls_lost_total";
+
+/// Names and explains every metric of the gateway.
+pub(crate) fn describe() {
+    describe_counter!(
+        REQUESTS_TOTAL,
+        "Requests that ended, by dialect, HTTP status and whether a probe; 499 for a client that went away."
+    );
+    describe_gauge!(REQUESTS, "Requests by state: waiting for their first token, or running.");
+    describe_histogram!(
+        TTFT,
+        Unit::Seconds,
+        "From arrival to first token, never of a request that brings tokens, by whether a probe."
+    );
+    describe_histogram!(ITL, Unit::Seconds, "From one token of a sequence to the next, by whether a probe.");
+    describe_histogram!(PART, Unit::Seconds, "Parts of the time of answered requests.");
+    describe_counter!(PROMPT_TOKENS, "Tokens of prompts.");
+    describe_counter!(CACHED_TOKENS, "Tokens of prompts whose KV was there already.");
+    describe_counter!(GENERATED_TOKENS, "Tokens that were generated for clients.");
+    describe_counter!(LOST_TOTAL, "Calls to routers that broke.");
+    for state in [State::Waiting, State::Running] {
+        metrics::gauge!(REQUESTS, "state" => state.name()).increment(0.0);
+    }
+    for name in [PROMPT_TOKENS, CACHED_TOKENS, GENERATED_TOKENS, LOST_TOTAL] {
+        metrics::counter!(name).increment(0);
+    }
+}
 
 /// Label of a client that went away before its answer was complete.
 pub(crate) const CLIENT_GONE: u16 = 499;
@@ -84,6 +116,22 @@ pub(crate) fn first_token(after: Duration, probe: bool) {
 pub(crate) fn next_token(after: Duration, probe: bool) {
     static TIMES: LazyLock<Times> = LazyLock::new(|| Times::new(ITL));
     TIMES.record(after, probe);
+}
+
+/// A prompt of so many tokens was taken.
+pub(crate) fn prompt(tokens: usize) {
+    metrics::counter!(PROMPT_TOKENS).increment(tokens as u64);
+}
+
+/// Of a prompt so many tokens were there already.
+pub(crate) fn cached(tokens: usize) {
+    metrics::counter!(CACHED_TOKENS).increment(tokens as u64);
+}
+
+/// A token was generated.
+pub(crate) fn generated() {
+    static COUNTER: LazyLock<Counter> = LazyLock::new(|| metrics::counter!(GENERATED_TOKENS));
+    COUNTER.increment(1);
 }
 
 /// Where an answered request's time went.

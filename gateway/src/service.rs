@@ -168,8 +168,9 @@ impl Service {
         let prepared =
             if is_short { admission() } else { self.tasks.spawn_blocking("admit", admission).await? }?;
         drop(tokenising);
-        let prompts = prepared.iter().map(|prepared| prepared.generation.prompt_len());
-        ticket.span.count("gen_ai.usage.input_tokens", prompts.sum());
+        let prompt_tokens = prepared.iter().map(|prepared| prepared.generation.prompt_len()).sum();
+        metrics::prompt(prompt_tokens);
+        ticket.span.count("gen_ai.usage.input_tokens", prompt_tokens);
         let admitted = self.clock.now();
         ticket.timing.mark(Part::Tokenise, admitted);
         tracing::info!(target: REQUESTS, request = ticket.id, "request admitted");
@@ -311,6 +312,12 @@ impl Drop for Stoppable {
 }
 
 impl Ticket {
+    /// The API that the request turned out to be of.
+    pub(crate) fn is_of(&mut self, dialect: &'static str) {
+        self.dialect = dialect;
+        self.span.set("baton.dialect", dialect);
+    }
+
     /// The request's span.
     pub(crate) fn span(&self) -> &Span {
         &self.span

@@ -2,6 +2,8 @@
 //!
 //! Services record through the `metrics` crate; one recorder serves the whole process.
 
+mod process;
+
 use std::sync::Mutex;
 use std::time::Duration;
 
@@ -15,6 +17,8 @@ const BUCKETS_SECONDS: [f64; 18] = [
     0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.035, 0.05, 0.075, 0.1, 0.2, 0.35, 0.5, 1.0, 2.0, 5.0, 15.0,
     60.0,
 ];
+/// Spans on their way to a collector.
+const SPANS: &str = "baton_process_spans_total";
 /// How often histograms are folded, so that unread ones do not grow.
 const UPKEEP_EVERY: Duration = Duration::from_secs(5);
 
@@ -28,12 +32,12 @@ pub fn install() -> Result<(), Error> {
     handle().map(drop)
 }
 
-/// All metrics as text.
+/// All metrics as text: what services record, then what the system tells of the process.
 ///
 /// # Errors
 /// Those of [`install`].
 pub fn render() -> Result<String, Error> {
-    Ok(handle()?.render())
+    Ok(handle()?.render() + &process::render())
 }
 
 /// Folds histograms now and then, until the process stops.
@@ -56,7 +60,15 @@ pub(crate) fn keep_up(context: &Context) {
 
 /// That many spans were exported, or failed to be.
 pub(crate) fn spans(outcome: &'static str, count: u64) {
-    metrics::counter!("baton_process_spans_total", "outcome" => outcome).increment(count);
+    metrics::counter!(SPANS, "outcome" => outcome).increment(count);
+}
+
+/// Names and explains what every process counts.
+fn describe() {
+    metrics::describe_counter!(SPANS, "Spans of traces by outcome: exported, or failed and dropped.");
+    for outcome in ["exported", "failed"] {
+        metrics::counter!(SPANS, "outcome" => outcome).increment(0);
+    }
 }
 
 fn handle() -> Result<PrometheusHandle, Error> {
@@ -68,5 +80,7 @@ fn handle() -> Result<PrometheusHandle, Error> {
         .set_buckets_for_metric(Matcher::Suffix("_seconds".to_owned()), &BUCKETS_SECONDS)
         .and_then(PrometheusBuilder::install_recorder)
         .map_err(|error| proto::Error::new(Reason::Internal, format!("metrics recorder: {error}")))?;
+    process::begin();
+    describe();
     Ok(handle.insert(installed).clone())
 }

@@ -421,6 +421,7 @@ impl<M: Model> Core for PrefillCore<M> {
         Gauges {
             blocks: self.engine.kv_counts(),
             sequences: self.engine.sequence_counts(),
+            preemptions: self.engine.preemptions(),
             leases: self.holds.len(),
             orphaned_blocks: self.orphaned_blocks(),
             draining: self.draining,

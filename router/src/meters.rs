@@ -11,9 +11,18 @@ use crate::pools::WorkerState;
 /// Names and explains every metric of the router.
 pub(crate) fn describe() {
     describe_gauge!("baton_router_requests", "Requests by state.");
-    describe_counter!("baton_router_requests_total", "Requests that ended, by outcome: OK or the reason.");
-    describe_counter!("baton_router_retries_total", "Attempts that were followed by another, by cause.");
-    describe_counter!("baton_router_placements_total", "Placements by kind: split or fused.");
+    describe_counter!(
+        "baton_router_requests_total",
+        "Requests that ended, by outcome, OK or the reason, and whether of a probe."
+    );
+    describe_counter!(
+        "baton_router_retries_total",
+        "Attempts that were followed by another, by cause and whether of a probe."
+    );
+    describe_counter!(
+        "baton_router_placements_total",
+        "Placements by kind, split or fused, and whether of a probe."
+    );
     describe_gauge!("baton_router_workers", "Members by role and state.");
     describe_counter!("baton_router_workers_refused_total", "Workers refused for a mismatch, by reason.");
     // A state that no request is in reads 0, not nothing.
@@ -28,18 +37,22 @@ pub(crate) fn ended(result: &Result<(), Error>, probe: bool) {
         Ok(()) => "OK",
         Err(error) => error.reason.name(),
     };
-    let probe = if probe { "true" } else { "false" };
-    counter!("baton_router_requests_total", "outcome" => outcome, "probe" => probe).increment(1);
+    counter!("baton_router_requests_total", "outcome" => outcome, "probe" => label(probe)).increment(1);
+}
+
+/// Readiness probes are told apart from what clients ask.
+fn label(probe: bool) -> &'static str {
+    if probe { "true" } else { "false" }
 }
 
 /// An attempt failed and another follows.
-pub(crate) fn retried(cause: Reason) {
-    counter!("baton_router_retries_total", "cause" => cause.name()).increment(1);
+pub(crate) fn retried(cause: Reason, probe: bool) {
+    counter!("baton_router_retries_total", "cause" => cause.name(), "probe" => label(probe)).increment(1);
 }
 
 /// An attempt was placed.
-pub(crate) fn placed(kind: PlacementKind) {
-    counter!("baton_router_placements_total", "kind" => kind.name()).increment(1);
+pub(crate) fn placed(kind: PlacementKind, probe: bool) {
+    counter!("baton_router_placements_total", "kind" => kind.name(), "probe" => label(probe)).increment(1);
 }
 
 /// A worker was refused.

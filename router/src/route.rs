@@ -171,7 +171,7 @@ impl Route {
                 }));
             }
             Action::Retry { failed, cause } => {
-                meters::retried(cause.reason);
+                meters::retried(cause.reason, self.probe);
                 self.attempt.fail(&cause);
                 self.attempt = Span::default();
                 let trace_id = self.trace_id();
@@ -179,7 +179,7 @@ impl Route {
             }
             Action::Emit(emission) => {
                 if let Emission::Placed(placed) = &emission {
-                    meters::placed(placed.kind());
+                    meters::placed(placed.kind(), self.probe);
                     self.attempt = attempt(&self.span, placed, self.shared.dispatch.placement);
                     debug!(request = %self.request, attempt = placed.attempt.0, prefill = placed.prefill,
                         decode = placed.decode, "placed");

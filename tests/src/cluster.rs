@@ -378,6 +378,14 @@ impl Cluster {
         (ports.listen, ports.grpc)
     }
 
+    /// The port at which a process that was started serves its metrics.
+    ///
+    /// # Panics
+    /// When it was not.
+    pub fn metrics_port(&self, name: Name) -> u16 {
+        self.ports[&name].metrics
+    }
+
     /// What a process printed.
     pub fn log(&self, name: Name) -> String {
         self.processes.get(&name).map(|p| fs::read_to_string(&p.log).unwrap_or_default()).unwrap_or_default()

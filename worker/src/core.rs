@@ -121,6 +121,8 @@ pub struct Gauges {
     pub blocks: engine::KvCounts,
     /// Sequences by state.
     pub sequences: engine::SequenceCounts,
+    /// How often a sequence lost its blocks to an older one, since the worker's start.
+    pub preemptions: u64,
     /// Hand-offs under lease here.
     pub leases: usize,
     /// Held blocks whose owner (a call or an unexpired lease) is gone: zero, always.

@@ -9,20 +9,39 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use node::Clock;
-use proto::{Error, Reason};
+use proto::{Error, Reason, Token};
 use tokio::sync::{mpsc, watch};
 
 use crate::call::{Call, SolePrefill, Unsent};
-use crate::core::{Action, CallId, Core, Event, FetchItem, Now, PrefillItem};
+use crate::core::{Action, CallId, Core, DecodeItem, Event, FetchItem, Now, PrefillItem};
 use crate::fail_points;
 use crate::inbox::{self, Inbox, Message};
-use crate::meters::{Direction, Meters};
+use crate::meters::{Direction, Meters, Prompt};
 use crate::peers::Peers;
 use crate::shell::Shown;
 
 /// How long the loop waits for an event before it tries a step again that computed nothing though the core said
 /// there was work.
 const RETRY_AFTER: Duration = Duration::from_millis(5);
+
+/// A prompt that is to be computed, for metrics.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Asked {
+    probe: bool,
+    tokens: usize,
+}
+
+impl Asked {
+    /// The prompt that the event asks for, if it asks for one.
+    fn of(event: &Event) -> Option<Self> {
+        match event {
+            Event::Prefill { generation, .. } | Event::Decode { generation, handoff: None, .. } => {
+                Some(Self { probe: generation.probe, tokens: generation.tokens.len() })
+            }
+            _ => None,
+        }
+    }
+}
 
 /// All that the engine's thread owns.
 pub(crate) struct EngineLoop {
@@ -31,6 +50,10 @@ pub(crate) struct EngineLoop {
     pub(crate) meters: Meters,
     /// Calls that peers opened and the core has not ended.
     pub(crate) calls: HashMap<CallId, Call>,
+    /// Those of them whose prompt is computed here and has no token yet.
+    pub(crate) prompts: HashMap<CallId, Asked>,
+    /// When the fetches began that run.
+    pub(crate) fetches: HashMap<CallId, Now>,
     /// What the core wants done.
     pub(crate) actions: Vec<Action>,
     pub(crate) sole_prefill: Arc<SolePrefill>,
@@ -113,6 +136,7 @@ impl EngineLoop {
         match message {
             Message::Open { id, call, event, trace } => {
                 self.calls.insert(id, call);
+                self.prompts.extend(Asked::of(&event).map(|asked| (id, asked)));
                 if let Event::Decode { handoff: Some(handoff), .. } = &event {
                     self.peers.trace(handoff.id, trace);
                 }
@@ -120,8 +144,14 @@ impl EngineLoop {
             }
             Message::Event(event) => {
                 match &event {
-                    Event::Dropped { call } => drop(self.calls.remove(call)),
-                    Event::FetchFailed { call, .. } => self.peers.fetch_ended(*call),
+                    Event::Dropped { call } => {
+                        self.calls.remove(call);
+                        self.prompts.remove(call);
+                    }
+                    Event::FetchFailed { call, .. } => {
+                        self.fetches.remove(call);
+                        self.peers.fetch_ended(*call);
+                    }
                     Event::RenewAnswered { call, .. } => self.peers.renewal_ended(*call),
                     _ => {}
                 }
@@ -130,7 +160,12 @@ impl EngineLoop {
             Message::Fetched { call, item, place } => {
                 match &item {
                     FetchItem::Block(block) => self.meters.moved(Direction::In, block.slabs.len()),
-                    FetchItem::End { .. } => self.peers.fetch_ended(call),
+                    FetchItem::End { .. } => {
+                        if let Some(start) = self.fetches.remove(&call) {
+                            self.meters.fetched(self.now().saturating_sub(start));
+                        }
+                        self.peers.fetch_ended(call);
+                    }
                     FetchItem::Header { .. } => {}
                 }
                 self.on(Event::Fetched { call, item });
@@ -184,6 +219,9 @@ impl EngineLoop {
     fn act(&mut self, action: Action) {
         match action {
             Action::Prefill { call, item } => {
+                if let PrefillItem::Done { token, .. } = &item {
+                    self.count_prompt(call, token);
+                }
                 let sent = match self.calls.get(&call) {
                     Some(Call::Prefill(sender)) => sender.send(item),
                     _ => Err(Unsent::Gone),
@@ -191,6 +229,9 @@ impl EngineLoop {
                 self.settle(call, sent);
             }
             Action::Decode { call, item } => {
+                if let DecodeItem::Token(token) = &item {
+                    self.count_prompt(call, token);
+                }
                 let sent = match self.calls.get(&call) {
                     Some(Call::Decode(sender, _)) => sender.send(item),
                     _ => Err(Unsent::Gone),
@@ -209,6 +250,7 @@ impl EngineLoop {
                 self.settle(call, sent);
             }
             Action::Close { call, error } => {
+                self.prompts.remove(&call);
                 if let Some(open) = self.calls.remove(&call) {
                     self.count_failure(&open, error.as_ref());
                     open.end(error.map_or(Ok(()), Err));
@@ -221,9 +263,13 @@ impl EngineLoop {
                 }
             }
             Action::StartFetch { call, handoff, skip, time_left } => {
+                self.fetches.insert(call, self.now());
                 self.peers.start_fetch(call, handoff, skip, time_left);
             }
-            Action::DropFetch { call } => self.peers.drop_fetch(call),
+            Action::DropFetch { call } => {
+                self.fetches.remove(&call);
+                self.peers.drop_fetch(call);
+            }
             Action::Renew { call, handoff } => self.peers.renew(call, handoff),
             Action::Release { handoff } => self.peers.release(handoff),
         }
@@ -240,6 +286,14 @@ impl EngineLoop {
             open.end(Err(Error::new(Reason::Internal, "more items than the call can carry")));
         }
         self.on(Event::Dropped { call });
+    }
+
+    /// The first token of a prompt tells what the prompt took.
+    fn count_prompt(&mut self, call: CallId, token: &Token) {
+        let Some(report) = &token.prompt else { return };
+        let Some(Asked { probe, tokens }) = self.prompts.remove(&call) else { return };
+        let Token { queue_wait: queue, compute, .. } = *token;
+        self.meters.prompt(Prompt { queue, compute, tokens, cached: report.cached_tokens }, probe);
     }
 
     /// A hand-off failed when its fetch ends with an error at the owner, or its decode call does here.

@@ -87,6 +87,8 @@ pub fn spawn(core: Box<dyn Core>, config: ShellConfig, context: &Context) -> Res
         peers,
         meters,
         calls: std::collections::HashMap::new(),
+        prompts: std::collections::HashMap::new(),
+        fetches: std::collections::HashMap::new(),
         actions: Vec::new(),
         sole_prefill: Arc::clone(&sole_prefill),
         shown,

@@ -40,6 +40,10 @@ pub(crate) trait Writer: Send + 'static {
     /// The content type of a stream.
     const STREAM_TYPE: &'static str;
 
+    /// The API's label in metrics, where a route is that of several.
+    fn dialect(&self) -> Option<&'static str> {
+        None
+    }
     /// The answer begins; its first piece comes next. `started` has an entry for each prompt.
     fn begin(&mut self, started: &[Started], events: &mut Events);
     /// A piece of a choice; each choice's last one has its finish set. After the last of all [`Self::end`] follows.

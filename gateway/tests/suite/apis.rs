@@ -396,10 +396,14 @@ async fn requests_are_counted_and_probes_apart() {
     cluster.script.says("ok");
     cluster.answer("/generate", &json!({"prompt": "x"})).await;
     cluster.answer("/generate", &json!({"prompt": ""})).await;
+    cluster.answer("/generate", &json!({"inputs": "x"})).await;
+    assert_eq!(cluster.get("/health/timed-601").await.status().as_u16(), 422);
     let page = node::metrics::render().unwrap();
     for line in [
         "baton_gateway_requests_total{dialect=\"vllm\",status=\"200\",probe=\"false\"}",
         "baton_gateway_requests_total{dialect=\"vllm\",status=\"422\",probe=\"false\"}",
+        "baton_gateway_requests_total{dialect=\"tgi\",status=\"200\",probe=\"false\"}",
+        "baton_gateway_requests_total{dialect=\"trial\",status=\"422\",probe=\"false\"}",
         "baton_gateway_requests_total{dialect=\"probe\",status=\"200\",probe=\"true\"}",
         "baton_gateway_requests{state=\"running\"}",
         "baton_gateway_ttft_seconds_count{probe=\"false\"}",

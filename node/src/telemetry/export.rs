@@ -121,7 +121,7 @@ impl<E: SpanExporter> SpanExporter for Counted<E> {
         let was_failing = self.failing.swap(result.is_err(), Ordering::Relaxed);
         match &result {
             Err(error) if !was_failing => {
-                tracing::warn!(%error, "traces cannot be exported; they are dropped")
+                tracing::warn!(%error, "traces cannot be exported; they are dropped");
             }
             Ok(()) if was_failing => tracing::info!("traces are exported again"),
             _ => {}

@@ -368,8 +368,8 @@ async fn metrics_move() {
         line.unwrap_or_else(|| panic!("no {metric} in {text}")).trim().parse().unwrap()
     };
     assert!(value(&running, r#"baton_router_requests{state="decoding"}"#) >= 1.0);
-    assert!(value(&running, r#"baton_router_retries_total{cause="STALE_EPOCH"}"#) >= 1.0);
-    assert!(value(&running, r#"baton_router_placements_total{kind="split"}"#) >= 2.0);
+    assert!(value(&running, r#"baton_router_retries_total{cause="STALE_EPOCH",probe="true"}"#) >= 1.0);
+    assert!(value(&running, r#"baton_router_placements_total{kind="split",probe="true"}"#) >= 2.0);
     assert!(running.contains(r#"baton_router_workers{role="decode",state="live"}"#));
     drop(stream);
     let cancelled = r#"baton_router_requests_total{outcome="CANCELLED",probe="true"}"#;

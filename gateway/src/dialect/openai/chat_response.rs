@@ -124,7 +124,7 @@ impl ChatWriter {
             total_tokens: self.prompt_tokens + generated,
             prompt_tokens_details: PromptDetails { cached_tokens: self.cached_tokens.unwrap_or(0) },
             extra: self.is_mlc().then_some(Value::Null),
-            timings: self.timings,
+            timings: self.timings.map(Box::new),
         }
     }
 

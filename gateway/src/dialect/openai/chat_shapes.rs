@@ -181,7 +181,7 @@ pub(super) struct Usage {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) extra: Option<Value>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) timings: Option<Parts>,
+    pub(super) timings: Option<Box<Parts>>,
 }
 
 #[derive(Serialize)]
