@@ -1,4 +1,4 @@
-//! A real etcd on loopback, killed when dropped.
+//! A real etcd, on loopback unless told otherwise, killed when dropped.
 
 use std::fs;
 use std::net::TcpStream;
@@ -18,6 +18,7 @@ pub struct Etcd {
     folder: tempfile::TempDir,
     /// Counts the data folders: one for each time that everything was forgotten.
     generation: u32,
+    host: String,
     port: u16,
     peer_port: u16,
     tls: Option<Certificates>,
@@ -40,9 +41,24 @@ impl Etcd {
     /// # Panics
     /// When there is no temporary folder.
     pub fn stopped() -> Self {
+        Self::of("127.0.0.1", free_port(), free_port())
+    }
+
+    /// A server that runs at this address, one of those of the namespace that the thread is in. Its peers, of which there
+    /// are none, use the next port.
+    ///
+    /// # Panics
+    /// When it was not fetched, or does not start.
+    pub fn start_at(host: &str, port: u16) -> Self {
+        let mut etcd = Self::of(host, port, port + 1);
+        etcd.run();
+        etcd
+    }
+
+    fn of(host: &str, port: u16, peer_port: u16) -> Self {
         let folder = tempfile::tempdir().expect("a temporary folder");
-        let (port, peer_port) = (free_port(), free_port());
-        Self { folder, generation: 0, port, peer_port, tls: None, child: None }
+        let host = host.to_owned();
+        Self { folder, generation: 0, host, port, peer_port, tls: None, child: None }
     }
 
     /// A server that runs, speaks TLS as `server`, and asks clients for a certificate.
@@ -67,12 +83,12 @@ impl Etcd {
     /// `http://HOST:PORT`, or `https`.
     pub fn url(&self) -> String {
         let scheme = if self.tls.is_some() { "https" } else { "http" };
-        format!("{scheme}://127.0.0.1:{}", self.port)
+        format!("{scheme}://{}", self.address())
     }
 
     /// `host:port`.
     pub fn address(&self) -> String {
-        format!("127.0.0.1:{}", self.port)
+        format!("{}:{}", self.host, self.port)
     }
 
     /// Starts it, with the data that it has.
@@ -83,7 +99,7 @@ impl Etcd {
         assert!(self.child.is_none(), "etcd does not run");
         let data = self.folder.path().join(format!("data-{}", self.generation));
         let log = fs::File::options().create(true).append(true).open(self.log_file()).expect("a log file");
-        let (client, peer) = (self.url(), format!("http://127.0.0.1:{}", self.peer_port));
+        let (client, peer) = (self.url(), format!("http://{}:{}", self.host, self.peer_port));
         let mut command = Command::new(binary());
         command.arg("--data-dir").arg(data).args(["--name", "etcd"]);
         command.args(["--listen-client-urls", &client, "--advertise-client-urls", &client]);
@@ -99,7 +115,7 @@ impl Etcd {
         command.stdin(Stdio::null()).stdout(log.try_clone().expect("a second handle")).stderr(log);
         self.child = Some(command.spawn().expect("etcd starts"));
         let until = Instant::now() + PATIENCE;
-        while TcpStream::connect(("127.0.0.1", self.port)).is_err() {
+        while TcpStream::connect(self.address()).is_err() {
             let log = fs::read_to_string(self.log_file()).unwrap_or_default();
             assert!(Instant::now() < until, "etcd listens within {PATIENCE:?}; log:\n{log}");
             std::thread::sleep(Duration::from_millis(20));

@@ -22,7 +22,7 @@ const LOCKS: &str = "/run/baton-tests";
 /// In front of every namespace's name.
 const PREFIX: &str = "baton-";
 /// The address of the bridge, from which clients call.
-const BRIDGE: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
+pub const BRIDGE: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
 /// A link address that nobody has: what is sent there is never heard of again.
 const NOWHERE: &str = "02:00:00:00:00:01";
 

@@ -4,6 +4,7 @@ use std::process::Stdio;
 
 use anyhow::{Result, bail};
 
+use crate::etcd;
 use crate::model::{self, Name};
 use crate::process::{command, run};
 use crate::stages;
@@ -47,6 +48,7 @@ pub(crate) fn soak(minutes: f64, streams: usize, seed: Option<u64>) -> Result<()
 /// Builds what they start, and runs one of these tests with arguments of its own.
 pub(crate) fn test(name: &str, arguments: &[String]) -> Result<()> {
     fetch()?;
+    etcd::fetch()?;
     stages::e2e_binary()?;
     // With the features of all crates, as the command that runs every test builds it.
     let mut test = command("cargo", &["test", "--locked", "--workspace", "--test", name, "--"]);

@@ -11,6 +11,7 @@ mod kill;
 mod leave;
 mod mismatch;
 mod peer;
+mod registry;
 mod report;
 mod restart;
 mod scene;
@@ -33,6 +34,7 @@ type Scenario = (&'static str, fn(&Arc<Report>));
 
 /// All of them, the longest first.
 const SCENARIOS: &[Scenario] = &[
+    ("etcd down", registry::away),
     ("kill -9 prefill", kill::prefill),
     ("kill -9 decode", kill::decode),
     ("kill -9 router", kill::router),
