@@ -6,6 +6,7 @@ pub mod cluster;
 pub mod collector;
 pub mod etcd;
 pub mod golden;
+pub mod harness;
 pub mod metrics;
 pub mod net;
 pub mod quiet;

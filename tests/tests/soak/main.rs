@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use baton_tests::cluster::{Cluster, Name, Service, Settings, apart};
+use baton_tests::harness::is_asked_for;
 use baton_tests::{golden, quiet};
 
 use chaos::Chaos;
@@ -50,6 +51,9 @@ const PROCESSES: [(Service, usize); 4] =
     [(Service::Gateway, 2), (Service::Router, 2), (Service::Prefill, 3), (Service::Decode, 3)];
 
 fn main() -> ExitCode {
+    if !is_asked_for("soak") {
+        return ExitCode::SUCCESS;
+    }
     let words: Vec<String> = std::env::args().collect();
     let minutes = number(&words, "--minutes").unwrap_or(MINUTES);
     let streams = number(&words, "--streams").map_or(STREAMS, |streams| streams as usize);
