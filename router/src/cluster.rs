@@ -1,6 +1,7 @@
 //! The pools as this process keeps them: fed by discovery and `Describe`, read by every request.
 
 use std::collections::HashMap;
+use std::hash::{BuildHasher, RandomState};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -11,6 +12,7 @@ use tracing::{error, info, warn};
 use wire::worker_client::WorkerClient;
 
 use crate::meters;
+use crate::policy::Policy;
 use crate::pools::{Change, ChangeKind, Pools};
 
 /// The pools, shared.
@@ -24,8 +26,10 @@ pub(crate) struct Cluster {
 
 impl Cluster {
     /// No workers yet.
-    pub(crate) fn new() -> Self {
-        Self { pools: Mutex::default(), version: watch::channel(0).0, nudges: Mutex::default() }
+    pub(crate) fn new(policy: Policy) -> Self {
+        // Routers that draw by chance should not all draw the same.
+        let pools = Pools::with_policy(policy, RandomState::new().hash_one(policy.name()));
+        Self { pools: Mutex::new(pools), version: watch::channel(0).0, nudges: Mutex::default() }
     }
 
     /// The pools. Held for a moment only, never over an await.

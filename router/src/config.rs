@@ -5,6 +5,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::dispatch::DispatchConfig;
+use crate::policy::Policy;
 use crate::pools::PlacementMode;
 
 /// Every option of the router.
@@ -17,6 +18,9 @@ pub struct Config {
     pub advertise: Option<String>,
     /// How to place requests: `auto` (split where a prefill worker is live, fused otherwise), `split` or `fused`.
     pub placement: PlacementMode,
+    /// Which worker takes a request: `round-robin`, `least-loaded` or `power-of-two` (the less loaded of two drawn by
+    /// chance), by the requests that this router has placed.
+    pub policy: Policy,
     /// Most requests that run at once; the next is refused.
     pub requests_max: usize,
     /// Items of one answer that may wait for the gateway to read them.
@@ -51,6 +55,7 @@ impl Default for Config {
             listen: "127.0.0.1:9000".to_owned(),
             advertise: None,
             placement: dispatch.placement,
+            policy: Policy::default(),
             requests_max: 1024,
             items_max: 64,
             retry_window: dispatch.retry_window,
@@ -111,15 +116,18 @@ mod tests {
 
     #[test]
     fn options_are_written_in_seconds_and_words() {
-        let config: Config = toml::from_str("retry_window_seconds = 1.5\nplacement = 'split'").unwrap();
+        let config: Config =
+            toml::from_str("retry_window_seconds = 1.5\nplacement = 'split'\npolicy = 'least-loaded'")
+                .unwrap();
         let expected = Config {
             retry_window: Duration::from_millis(1500),
             placement: PlacementMode::Split,
+            policy: Policy::LeastLoaded,
             ..Config::default()
         };
         assert_eq!(config, expected);
         assert_eq!(toml::from_str::<Config>(&toml::to_string(&expected).unwrap()).unwrap(), expected);
-        for bad in ["retry_window_seconds = 0.0", "placement = 'both'", "requests = 3"] {
+        for bad in ["retry_window_seconds = 0.0", "placement = 'both'", "policy = 'best'", "requests = 3"] {
             assert!(toml::from_str::<Config>(bad).is_err(), "{bad}");
         }
     }

@@ -2,8 +2,9 @@
 //!
 //! The router owns a request from arrival to last token. It sees token ids and references, never text and never KV
 //! bytes. Read [`dispatch`] first: it is the whole of a request's life, without IO. [`pools`] knows which workers
-//! there are and which may work together. The rest is the shell: it keeps the pools (`cluster`), serves gateways
-//! (`service`), and runs each request's dispatch (`route`) over calls to workers (`calls`).
+//! there are and which may work together, [`policy`] which of them takes a request. The rest is the shell: it keeps the
+//! pools (`cluster`), serves gateways (`service`), and runs each request's dispatch (`route`) over calls to workers
+//! (`calls`).
 
 mod calls;
 mod cluster;
@@ -11,6 +12,7 @@ mod config;
 pub mod dispatch;
 mod meters;
 pub mod planted;
+pub mod policy;
 pub mod pools;
 mod route;
 mod service;
@@ -23,6 +25,7 @@ use proto::{Role, WorkerEpoch};
 use tokio::sync::Semaphore;
 
 pub use config::Config;
+pub use policy::Policy;
 pub use pools::PlacementMode;
 
 use cluster::{Cluster, DescribeConfig};
@@ -38,7 +41,7 @@ pub async fn run(config: Config, context: Context) -> Result<(), node::Error> {
     config.validate()?;
     let listener = Listener::parse("listen", &config.listen)?;
     meters::describe();
-    let cluster = Arc::new(Cluster::new());
+    let cluster = Arc::new(Cluster::new(config.policy));
     let describe = DescribeConfig { every: config.describe_every, timeout: config.describe_timeout };
     let follow = cluster::follow_members(Arc::clone(&cluster), context.clone(), describe);
     let _follow = context.tasks.spawn("members", follow).guard();

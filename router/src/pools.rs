@@ -17,6 +17,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use proto::{Error, ModelDescription, Placed, PlacementKind, Reason, Role, WorkerDescription, WorkerEpoch};
 use serde::{Deserialize, Serialize};
 
+use crate::policy::{Candidate, Chooser, Policy};
 use worker::Worker;
 pub use worker::{Change, ChangeKind, WorkerState};
 
@@ -111,10 +112,11 @@ pub struct Unplaceable {
 }
 
 /// The members of the cluster that serve models, by role.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Pools {
     /// In the order of joining.
     workers: Vec<Worker>,
+    chooser: Chooser,
     /// Counts descriptions that were new.
     sights: u64,
     /// Counts placements.
@@ -124,10 +126,21 @@ pub struct Pools {
 /// Most workers that an error message names.
 const COMPLAINTS_MAX: usize = 4;
 
+impl Default for Pools {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl Pools {
-    /// No workers.
+    /// No workers, and round robin among those to come.
     pub fn new() -> Self {
-        Self::default()
+        Self::with_policy(Policy::RoundRobin, 0)
+    }
+
+    /// No workers, and that policy among those to come. The seed is for what it draws by chance.
+    pub fn with_policy(policy: Policy, seed: u64) -> Self {
+        Self { workers: Vec::new(), chooser: Chooser::new(policy, seed), sights: 0, turns: AtomicU64::new(0) }
     }
 
     /// Takes over what discovery says: workers that are new start unknown, those not named any more are forgotten.
@@ -242,8 +255,8 @@ impl Pools {
         groups.into_iter().map(|(own, ..)| (own.model.name.clone(), own.clone())).collect()
     }
 
-    /// Chooses workers for a request: those of the placement that it wants to be `beside`, or else the ones whose turn it
-    /// is. `failed` are workers that failed this request before, the latest last: they are chosen only when there is no
+    /// Chooses workers for a request: those of the placement that it wants to be `beside`, or else those of the
+    /// policy. `failed` are workers that failed this request before, the latest last: they are chosen only when there is no
     /// other, and the latest after the rest.
     pub fn place(
         &self,
@@ -305,9 +318,20 @@ impl Pools {
             .filter(|worker| worker.state() == WorkerState::Live)
     }
 
+    /// The worker of the policy among those that have not failed the request; without such, the one that failed it
+    /// longest ago.
     fn next(&self, role: Role, model: &str, failed: &[String]) -> Option<&Worker> {
         let failure = |worker: &Worker| failed.iter().rposition(|address| *address == worker.address);
-        self.live(role, model).min_by_key(|worker| (failure(worker), worker.turn.load(Ordering::Relaxed)))
+        let unfailed = || self.live(role, model).filter(|worker| failure(worker).is_none());
+        let candidate = |(id, worker): (usize, &Worker)| Candidate {
+            id,
+            turn: worker.turn.load(Ordering::Relaxed),
+            requests: worker.load.load(Ordering::Relaxed),
+        };
+        match self.chooser.choose(unfailed().enumerate().map(candidate)) {
+            Some(chosen) => unfailed().nth(chosen),
+            None => self.live(role, model).min_by_key(|worker| failure(worker)),
+        }
     }
 
     fn take_turn(&self, worker: &Worker) -> PlacedWorker {
@@ -359,7 +383,7 @@ impl Pools {
             let Some(description) = &worker.description else { continue };
             let model = &description.model;
             let prefill =
-                mode != PlacementMode::Split || self.next(Role::Prefill, &model.name, &[]).is_some();
+                mode != PlacementMode::Split || self.live(Role::Prefill, &model.name).next().is_some();
             if prefill && worker.state() == WorkerState::Live {
                 models.entry(model.name.as_str()).or_insert_with(|| model.clone());
             }

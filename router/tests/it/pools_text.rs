@@ -17,7 +17,11 @@ impl Scene {
     fn run(&mut self, command: &Command<'_>) -> Vec<String> {
         match command.words().as_slice() {
             ["new"] => {
-                *self = Self::default();
+                let policy = command.get("policy").unwrap_or_default();
+                *self = Self {
+                    pools: Pools::with_policy(policy, command.get("seed").unwrap_or(0)),
+                    ..Self::default()
+                };
                 vec!["ok".into()]
             }
             ["members", names @ ..] => {
@@ -117,7 +121,15 @@ fn shown(change: &Change) -> String {
 
 #[test]
 fn pools() {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/testdata/pools.txt");
+    replayed(concat!(env!("CARGO_MANIFEST_DIR"), "/testdata/pools.txt"));
+}
+
+#[test]
+fn policies() {
+    replayed(concat!(env!("CARGO_MANIFEST_DIR"), "/testdata/policies.txt"));
+}
+
+fn replayed(path: &str) {
     let text = std::fs::read_to_string(path).expect("the scenario file");
     let mut scene = Scene::default();
     let fresh = script::replay(&text, |command| scene.run(command));

@@ -25,6 +25,9 @@ pub(crate) struct RoutingOptions {
     /// How to place requests: auto (split where a prefill worker lives), split or fused
     #[arg(long, value_name = "MODE")]
     placement: Option<String>,
+    /// Which worker takes a request: round-robin, least-loaded, or power-of-two (the less loaded of two drawn by chance)
+    #[arg(long, value_name = "NAME")]
+    policy: Option<String>,
     /// Failed attempts after which a request fails
     #[arg(long, value_name = "N")]
     attempts_max: Option<u32>,
