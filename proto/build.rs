@@ -9,7 +9,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     use prost::Message as _;
 
     println!("cargo::rerun-if-changed=proto");
-    let own = ["types", "worker", "router", "generation"].map(|name| format!("baton/v1/{name}.proto"));
+    let own =
+        ["types", "worker", "router", "generation", "operators"].map(|name| format!("baton/v1/{name}.proto"));
     let kserve = ["model_config", "grpc_service"].map(|name| format!("inference/{name}.proto"));
     let descriptors = protox::compile(own.into_iter().chain(kserve), ["proto"])?;
     let out = std::path::PathBuf::from(std::env::var("OUT_DIR")?);

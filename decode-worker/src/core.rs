@@ -11,6 +11,7 @@
 //! Each way out of each phase is [`DecodeCore::end`]; out of *fetching* it gives up the fetch and releases the hold
 //! at its owner.
 
+mod dump;
 mod incoming;
 
 use std::collections::BTreeMap;
@@ -24,6 +25,7 @@ use proto::{
 };
 use worker::core::{Action, CallId, Core, DecodeItem, Event, FetchItem, Gauges, Now, StepSize};
 use worker::core_config::CoreConfig;
+use worker::dump::CoreDump;
 use worker::fences::{FENCES_MAX, Fences};
 use worker::holds::Holds;
 use worker::planted::{self, Bug};
@@ -492,6 +494,10 @@ impl<M: Model> Core for DecodeCore<M> {
             orphaned_blocks: in_engine.saturating_sub(self.sequences.len()),
             draining: self.draining,
         }
+    }
+
+    fn dump(&self, now: Now) -> CoreDump {
+        self.dump_now(now)
     }
 
     fn interrupt(&self) -> Interrupt {

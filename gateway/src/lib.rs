@@ -23,10 +23,12 @@ mod front;
 pub mod fuzzing;
 mod grpc;
 mod http;
+mod in_house;
 mod kserve;
 mod manage;
 mod metrics;
 pub mod models;
+mod overview;
 mod queue;
 mod ready;
 pub mod resume;
@@ -45,12 +47,15 @@ mod bundle;
 
 use std::sync::{Arc, Mutex};
 
-use node::{Context, Error, Listener, Serving, Shutdown, serve_public_grpc, serve_public_http};
+use node::debug::{Dump, Excerpt};
+use node::{Context, Error, Listener, Member, Serving, Shutdown, serve_public_grpc, serve_public_http};
 use tokio::sync::{Notify, Semaphore, watch};
 
 pub use crate::config::{ApiKeys, Config, Delimiter, Dialect, ReasoningParser, ToolParser};
 use crate::front::Front;
+use crate::in_house::RequestDump;
 use crate::models::{Models, Served};
+use crate::overview::Overview;
 use crate::queue::Queue;
 use crate::ready::Readiness;
 use crate::route::Routers;
@@ -104,6 +109,7 @@ pub async fn bind(config: Config, context: Context) -> Result<Gateway, Error> {
         statistics: Statistics::default(),
         stoppable: Mutex::default(),
         started_at: unix_seconds(),
+        in_house: Arc::default(),
         config,
     });
 
@@ -116,7 +122,56 @@ pub async fn bind(config: Config, context: Context) -> Result<Gateway, Error> {
     let models_every = service.config.models_every;
     drop(context.tasks.spawn("models", until_draining(context.shutdown.clone(), models.keep(models_every))));
     drop(context.tasks.spawn("readiness", until_draining(context.shutdown.clone(), readiness.keep())));
-    Ok(Gateway { http, grpc, status: Status { ready: ready_now, served: service.served.clone() } })
+    let overview = Arc::<Overview>::default();
+    drop(context.tasks.spawn("overview", Arc::clone(&overview).keep()));
+    let status = Status { ready: ready_now, served: service.served.clone() };
+    Ok(Gateway { http, grpc, status, _dumps: dumps(&context, &service, overview) })
+}
+
+/// What this gateway tells operators.
+fn dumps(context: &Context, service: &Arc<Service>, overview: Arc<Overview>) -> [Dump; 2] {
+    let (service, readiness) = (service.clone(), context.readiness.clone());
+    let members = context.members.clone();
+    let state = move || {
+        let (places_free, places) = service.queue.places();
+        let members = members.borrow().clone();
+        let routers = members.iter().filter(|member| member.role == proto::Role::Router);
+        let dump = GatewayDump {
+            obstacle: readiness.obstacle(),
+            models: service
+                .served
+                .borrow()
+                .models
+                .iter()
+                .map(|model| model.description.name.clone())
+                .collect(),
+            routers: Excerpt::of(routers.clone().count(), routers.cloned()),
+            running: places - places_free,
+            running_max: places,
+            waiting: service.queue.waiting(),
+            waiting_max: service.config.queue_max(),
+            requests: service.in_house.dump(service.clock.now()),
+        };
+        async move { dump }
+    };
+    let looker = context.clone();
+    let look = move || Arc::clone(&overview).page(looker.clone());
+    [context.debug.add(&context.name, state), context.debug.add("overview.gateway", look)]
+}
+
+/// A gateway's state.
+#[derive(serde::Serialize)]
+struct GatewayDump {
+    /// What the process waits for before it takes work.
+    obstacle: Option<String>,
+    models: Vec<String>,
+    routers: Excerpt<Member>,
+    running: usize,
+    running_max: usize,
+    /// In line for a place.
+    waiting: usize,
+    waiting_max: usize,
+    requests: Excerpt<RequestDump>,
 }
 
 /// What serves new requests only: it need not go on, nor complain, once none are taken.
@@ -133,6 +188,7 @@ pub struct Gateway {
     http: Serving,
     grpc: Serving,
     status: Status,
+    _dumps: [Dump; 2],
 }
 
 /// What a gateway knows of itself, for its own process: no key, certificate or port stands between.

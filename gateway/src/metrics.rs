@@ -8,13 +8,13 @@ use metrics::{Counter, Histogram, Unit, describe_counter, describe_gauge, descri
 use crate::timing::{Part, Parts};
 
 /// Requests by dialect and HTTP status; 499 for a client that went away.
-const REQUESTS_TOTAL: &str = "baton_gateway_requests_total";
+pub(crate) const REQUESTS_TOTAL: &str = "baton_gateway_requests_total";
 /// Requests that wait for their first token, and those that have one.
-const REQUESTS: &str = "baton_gateway_requests";
+pub(crate) const REQUESTS: &str = "baton_gateway_requests";
 /// Seconds from arrival to first token.
-const TTFT: &str = "baton_gateway_ttft_seconds";
+pub(crate) const TTFT: &str = "baton_gateway_ttft_seconds";
 /// Seconds from one token to the next.
-const ITL: &str = "baton_gateway_itl_seconds";
+pub(crate) const ITL: &str = "baton_gateway_itl_seconds";
 /// Tokens of prompts, of requests that were taken.
 const PROMPT_TOKENS: &str = "baton_gateway_prompt_tokens_total";
 /// Those of them whose KV was there already.

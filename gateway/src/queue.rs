@@ -45,6 +45,11 @@ impl Queue {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Those that wait for a place now.
+    pub(crate) fn waiting(&self) -> usize {
+        self.state().waiting.len()
+    }
+
     /// Places that are free now, and all there are.
     pub(crate) fn places(&self) -> (usize, usize) {
         (self.running_max.saturating_sub(self.state().running), self.running_max)

@@ -16,6 +16,7 @@ use crate::admit::admit;
 use crate::answers::{Answers, Origin};
 use crate::domain::{Priority, Request};
 use crate::fault::Fault;
+use crate::in_house::{Entry, InHouse};
 use crate::metrics::{self, CLIENT_GONE, State};
 use crate::models::{Model, Served};
 use crate::queue::{Full, Place, Queue};
@@ -58,6 +59,8 @@ pub(crate) struct Service {
     pub(crate) stoppable: Mutex<HashMap<String, Vec<CancellationToken>>>,
     /// When the gateway started, seconds of Unix time.
     pub(crate) started_at: u64,
+    /// The requests in the house.
+    pub(crate) in_house: Arc<InHouse>,
 }
 
 impl Service {
@@ -96,6 +99,7 @@ impl Service {
         tracing::info!(target: REQUESTS, request = id, dialect, "request arrived");
         let arrived = self.clock.now();
         Ok(Ticket {
+            entry: self.in_house.add(id.clone(), dialect, arrived),
             id,
             dialect,
             arrived,
@@ -145,6 +149,7 @@ impl Service {
         check_sequences(sequences, first.names.prompt)?;
         ticket.mark(Part::Read);
         let model = self.model(first.model.as_deref(), first.names.model)?;
+        ticket.entry.read(&model.description.name);
         ticket.measured = Some(Measured::new(self.clone(), model.clone()));
         let priority = first.priority;
         let deadline = ticket.arrived.saturating_add(first.deadline(self.config.timeout));
@@ -177,6 +182,7 @@ impl Service {
         let queueing = ticket.span.child("gateway.queue");
         ticket.place = Some(self.place(priority, deadline).await?);
         drop(queueing);
+        ticket.entry.placed();
         let placed = self.clock.now();
         ticket.timing.mark(Part::Queue, placed);
         let waited_seconds = placed.saturating_sub(admitted).as_secs_f64();
@@ -271,6 +277,7 @@ pub(crate) struct Ticket {
     measured: Option<Measured>,
     /// Ends with the request.
     span: Span,
+    entry: Entry,
     _permit: OwnedSemaphorePermit,
     _busy: Busy,
 }
@@ -342,6 +349,7 @@ impl Ticket {
     fn running(&mut self) {
         self.state.leave();
         self.state = State::Running;
+        self.entry.running();
         self.state.enter();
     }
 }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 
+use crate::debug::Dumps;
 use crate::{Clock, Member, Network, NetworkConfig, Readiness, Registry, Shutdown, Tasks};
 
 /// What `run(Config, Context)` of every service takes: everything it shares with the rest of its process.
@@ -25,6 +26,8 @@ pub struct Context {
     pub clock: Clock,
     /// Where to say whether the service takes work.
     pub readiness: Readiness,
+    /// Where to offer what operators may want to see.
+    pub debug: Dumps,
 }
 
 impl Context {
@@ -40,6 +43,7 @@ impl Context {
             shutdown,
             clock: Clock::new(),
             readiness: Readiness::default(),
+            debug: Dumps::default(),
         }
     }
 

@@ -4,7 +4,7 @@
 //! once: configuration ([`config`]), addresses ([`Listener`]), the network that calls go over ([`Network`], in
 //! process or TCP, with deadlines and contained panics), who else is there ([`discovery`]), serving
 //! ([`serve_grpc`], [`serve_http`]), the tasks of a process and their end ([`Tasks`], [`Shutdown`], [`Process`]),
-//! [`telemetry`], [`metrics`], what operators see ([`operators`], [`Readiness`]) and fail points.
+//! [`telemetry`], [`metrics`], what operators see ([`operators`], [`Readiness`], [`debug`], [`figures`]) and fail points.
 //!
 //! A service is a function `run(Config, Context)`. It serves until [`Shutdown`] says otherwise, and returns.
 
@@ -14,11 +14,15 @@ mod clock;
 mod cluster_tls;
 pub mod config;
 mod context;
+mod dashboard;
 mod deadline;
+pub mod debug;
 pub mod discovery;
 mod error;
 mod fail_point;
+pub mod figures;
 mod health;
+pub mod history;
 mod inbound;
 mod linger;
 mod listen;

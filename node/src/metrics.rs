@@ -19,7 +19,7 @@ const BUCKETS_SECONDS: [f64; 18] = [
 ];
 /// Spans on their way to a collector.
 const SPANS: &str = "baton_process_spans_total";
-/// How often histograms are folded, so that unread ones do not grow.
+/// How often histograms are folded.
 const UPKEEP_EVERY: Duration = Duration::from_secs(5);
 
 static HANDLE: Mutex<Option<PrometheusHandle>> = Mutex::new(None);
@@ -40,8 +40,12 @@ pub fn render() -> Result<String, Error> {
     Ok(handle()?.render() + &process::render())
 }
 
-/// Folds histograms now and then, until the process stops.
-pub(crate) fn keep_up(context: &Context) {
+/// Installs the recorder, and folds histograms now and then until the process stops, so that unread ones do not grow.
+///
+/// # Errors
+/// Those of [`install`].
+pub fn start(context: &Context) -> Result<(), Error> {
+    install()?;
     let shutdown = context.shutdown.clone();
     drop(context.tasks.spawn("metrics upkeep", async move {
         let mut every = tokio::time::interval(UPKEEP_EVERY);
@@ -56,6 +60,7 @@ pub(crate) fn keep_up(context: &Context) {
             }
         }
     }));
+    Ok(())
 }
 
 /// That many spans were exported, or failed to be.

@@ -39,6 +39,11 @@ impl Readiness {
         (!obstacles.is_empty()).then(|| obstacles.join("; "))
     }
 
+    /// Each service, and what it waits for.
+    pub(crate) fn all(&self) -> BTreeMap<String, Option<String>> {
+        self.services().clone()
+    }
+
     fn services(&self) -> MutexGuard<'_, BTreeMap<String, Option<String>>> {
         self.services.lock().unwrap_or_else(PoisonError::into_inner)
     }

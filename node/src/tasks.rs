@@ -79,6 +79,11 @@ impl Tasks {
         }
     }
 
+    /// Tasks that run.
+    pub fn count(&self) -> usize {
+        self.tracker.len()
+    }
+
     /// Returns when no task is left.
     pub async fn wait(&self) {
         self.tracker.close();

@@ -115,7 +115,7 @@ async fn a_taken_port_is_one_clear_line() {
     let context = Context::new("late", Vec::new());
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
-    let error = node::operators::serve(&address, &context).await.unwrap_err();
+    let error = node::operators::serve(&address, node::operators::Pages::Shown, &context).await.unwrap_err();
     assert!(!error.is_usage());
     let line = error.to_string();
     assert!(line.starts_with(&format!("cannot listen on {address}: Address already in use")), "{line}");

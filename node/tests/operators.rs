@@ -4,6 +4,7 @@
 
 use std::time::Duration;
 
+use node::operators::Pages;
 use node::{Context, operators};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -23,7 +24,7 @@ async fn metrics_are_served_with_buckets() {
     node::metrics::install().unwrap();
     metrics::histogram!("test_wait_seconds").record(0.003);
     metrics::counter!("test_calls_total", "worker" => "decode-0").increment(2);
-    let serving = operators::serve("127.0.0.1:0", &context).await.unwrap();
+    let serving = operators::serve("127.0.0.1:0", Pages::Shown, &context).await.unwrap();
     let page = get(&serving.address, "/metrics").await;
     assert!(page.starts_with("HTTP/1.1 200"), "{page}");
     for line in [
@@ -42,7 +43,7 @@ async fn metrics_are_served_with_buckets() {
 #[tokio::test(flavor = "multi_thread")]
 async fn health_is_told_from_start_to_stop_and_holds_no_drain_open() {
     let context = Context::new("process", Vec::new());
-    let serving = operators::serve("127.0.0.1:0", &context).await.unwrap();
+    let serving = operators::serve("127.0.0.1:0", Pages::Shown, &context).await.unwrap();
     let address = serving.address.clone();
     let health = async |path: &str| {
         let page = get(&address, path).await;
@@ -81,4 +82,52 @@ async fn health_is_told_from_start_to_stop_and_holds_no_drain_open() {
     context.shutdown.stop();
     serving.finished().await;
     assert!(tokio::net::TcpStream::connect(&address).await.is_err(), "the port is closed");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn dumps_are_offered_and_can_be_hidden() {
+    let context = Context::new("process", Vec::new());
+    let serving = operators::serve("127.0.0.1:0", Pages::Shown, &context).await.unwrap();
+    let asked = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let counted = asked.clone();
+    let dump = context.debug.add("engine", move || {
+        let count = counted.fetch_add(1, std::sync::atomic::Ordering::Relaxed) + 1;
+        async move { [count] }
+    });
+    let standing = context.readiness.join("engine", "the model is being loaded");
+    let index = get(&serving.address, "/debug").await;
+    for name in ["engine", "process"] {
+        assert!(index.contains(&format!("<a href=\"/debug/{name}\">")), "{index}");
+    }
+    assert_eq!(asked.load(std::sync::atomic::Ordering::Relaxed), 0, "a dump is made when it is asked for");
+    let page = get(&serving.address, "/debug/engine").await;
+    assert!(page.starts_with("HTTP/1.1 200") && page.contains("content-type: application/json"), "{page}");
+    assert!(page.ends_with("[\n  1\n]"), "{page}");
+    let page = get(&serving.address, "/debug/process").await;
+    for part in
+        ["\"draining\": false", "\"engine\": \"the model is being loaded\"", "\"members\"", "\"tasks\""]
+    {
+        assert!(page.contains(part), "{part} in {page}");
+    }
+    drop((dump, standing));
+    assert!(get(&serving.address, "/debug/engine").await.starts_with("HTTP/1.1 404"));
+    assert!(
+        get(&serving.address, "/dashboard").await.starts_with("HTTP/1.1 404"),
+        "nobody offers an overview"
+    );
+
+    let overview = context.debug.add("overview.router", || async { "seen" });
+    let page = get(&serving.address, "/dashboard").await;
+    assert!(page.starts_with("HTTP/1.1 200") && page.contains("default-src 'none'"), "{page}");
+    assert!(get(&serving.address, "/dashboard/state").await.ends_with("\"seen\""));
+    let better = context.debug.add("overview.gateway", || async { "seen by a gateway" });
+    assert!(get(&serving.address, "/dashboard/state").await.ends_with("\"seen by a gateway\""));
+    drop((overview, better));
+
+    let hidden = operators::serve("127.0.0.1:0", Pages::Hidden, &context).await.unwrap();
+    for path in ["/debug", "/debug/process", "/dashboard", "/dashboard/state", "/dashboard/script.js"] {
+        assert!(get(&hidden.address, path).await.starts_with("HTTP/1.1 404"), "{path}");
+    }
+    assert!(get(&hidden.address, "/health/live").await.starts_with("HTTP/1.1 200"));
+    context.shutdown.stop();
 }

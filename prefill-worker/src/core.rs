@@ -8,6 +8,8 @@
 //!                           └── fetched, block by block, by decode ──┘
 //! ```
 
+mod dump;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,6 +22,7 @@ use proto::{
 };
 use worker::core::{Action, CallId, Core, Event, Gauges, Now, PrefillItem, StepSize};
 use worker::core_config::CoreConfig;
+use worker::dump::CoreDump;
 use worker::fences::{FENCES_MAX, Fences};
 use worker::holds::{Holds, Issue};
 use worker::planted::{self, Bug, engine_bugs};
@@ -426,6 +429,10 @@ impl<M: Model> Core for PrefillCore<M> {
             orphaned_blocks: self.orphaned_blocks(),
             draining: self.draining,
         }
+    }
+
+    fn dump(&self, now: Now) -> CoreDump {
+        self.dump_now(now)
     }
 
     fn interrupt(&self) -> Interrupt {

@@ -10,7 +10,9 @@ mod calls;
 mod cluster;
 mod config;
 pub mod dispatch;
+mod in_flight;
 mod meters;
+mod overview;
 pub mod planted;
 pub mod policy;
 pub mod pools;
@@ -19,7 +21,9 @@ mod service;
 
 use std::sync::Arc;
 
+use node::debug::{Dump, Excerpt};
 use node::{Context, Entry, Listener, Services};
+use proto::wire::overview_server::OverviewServer;
 use proto::wire::router_server::RouterServer;
 use proto::{Role, WorkerEpoch};
 use tokio::sync::Semaphore;
@@ -29,6 +33,9 @@ pub use policy::Policy;
 pub use pools::PlacementMode;
 
 use cluster::{Cluster, DescribeConfig};
+use in_flight::{InFlight, RequestDump};
+use overview::{Overview, OverviewService};
+use pools::MemberDump;
 use route::Shared;
 use service::RouterService;
 
@@ -47,9 +54,16 @@ pub async fn run(config: Config, context: Context) -> Result<(), node::Error> {
     let _follow = context.tasks.spawn("members", follow).guard();
     let advertise = config.advertise.clone();
     let fences = Arc::new(Semaphore::new(config.fences_max));
-    let shared = Shared { cluster, context: context.clone(), dispatch: config.dispatch(), fences };
+    let overview = Arc::new(Overview::new());
+    let keep = Arc::clone(&overview).keep(Arc::clone(&cluster), context.clone());
+    let _overview = context.tasks.spawn("overview", keep).guard();
+    let in_flight = Arc::new(InFlight::default());
+    let _dumps = dumps(&context, &cluster, &in_flight, &overview);
+    let shared = Shared { cluster, context: context.clone(), dispatch: config.dispatch(), fences, in_flight };
     let service = RouterService::new(shared, config);
-    let services = Services::new().add(node::limits!(RouterServer::new(service)));
+    let services = Services::new()
+        .add(node::limits!(RouterServer::new(service)))
+        .add(node::limits!(OverviewServer::new(OverviewService(overview))));
     let serving = node::serve_grpc(&listener, services, &context).await?;
     let address = advertise.unwrap_or_else(|| serving.address.clone());
     let entry = Entry { role: Role::Router, address, epoch: WorkerEpoch::random(), capabilities: None };
@@ -57,4 +71,35 @@ pub async fn run(config: Config, context: Context) -> Result<(), node::Error> {
     standing.ready();
     serving.finished().await;
     Ok(())
+}
+
+/// What this router tells operators.
+fn dumps(
+    context: &Context,
+    cluster: &Arc<Cluster>,
+    in_flight: &Arc<InFlight>,
+    overview: &Arc<Overview>,
+) -> [Dump; 2] {
+    let (clock, cluster, in_flight) = (context.clock, Arc::clone(cluster), Arc::clone(in_flight));
+    let state = move || {
+        let members = cluster.pools().members();
+        let dump = RouterDump {
+            members: Excerpt::of(members.len(), members),
+            requests: in_flight.dump(clock.now()),
+        };
+        async move { dump }
+    };
+    let overview = Arc::clone(overview);
+    let latest = move || {
+        let json = overview.json();
+        async move { serde_json::from_slice::<serde_json::Value>(&json).unwrap_or_default() }
+    };
+    [context.debug.add(&context.name, state), context.debug.add("overview.router", latest)]
+}
+
+/// A router's state.
+#[derive(serde::Serialize)]
+struct RouterDump {
+    members: Excerpt<MemberDump>,
+    requests: Excerpt<RequestDump>,
 }

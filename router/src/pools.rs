@@ -6,6 +6,7 @@
 //! that most members of the model share, on a tie the one that was seen first. A worker that differs is refused at
 //! registration by the name of the field that differs, so a mismatch never becomes a hang or wrong tokens.
 
+mod member;
 mod worker;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,6 +19,7 @@ use proto::{Error, ModelDescription, Placed, PlacementKind, Reason, Role, Worker
 use serde::{Deserialize, Serialize};
 
 use crate::policy::{Candidate, Chooser, Policy};
+pub use member::MemberDump;
 use worker::Worker;
 pub use worker::{Change, ChangeKind, WorkerState};
 

@@ -14,6 +14,7 @@ use tracing::{debug, info, warn};
 use crate::calls::{self, Call, Heard};
 use crate::cluster::Cluster;
 use crate::dispatch::{Action, Dispatch, DispatchConfig, Emission, Event, RequestState};
+use crate::in_flight::{Entry, InFlight};
 use crate::meters;
 use crate::pools::PlacementMode;
 
@@ -35,6 +36,8 @@ pub(crate) struct Shared {
     pub(crate) dispatch: DispatchConfig,
     /// Fences that may still be sent.
     pub(crate) fences: Arc<Semaphore>,
+    /// The requests that run.
+    pub(crate) in_flight: Arc<InFlight>,
 }
 
 /// A request that runs.
@@ -59,6 +62,7 @@ pub(crate) struct Route {
     span: Span,
     /// Of the present attempt.
     attempt: Span,
+    entry: Entry,
     _permit: OwnedSemaphorePermit,
 }
 
@@ -73,6 +77,8 @@ impl Route {
         if span.context().is_recording() {
             span.set("baton.request", generation.request.0.clone());
         }
+        let (id, now) = (generation.request.clone(), shared.context.clock.now());
+        let entry = shared.in_flight.add(id, generation.probe, now);
         Self {
             request: generation.request.clone(),
             probe: generation.probe,
@@ -88,6 +94,7 @@ impl Route {
             counted: meters::Counted::new(RequestState::Queued),
             span,
             attempt: Span::default(),
+            entry,
             _permit: permit,
         }
     }
@@ -142,6 +149,7 @@ impl Route {
             self.carry_out(action);
         }
         self.counted.set(self.dispatch.state());
+        self.entry.follow(&self.dispatch);
     }
 
     fn carry_out(&mut self, action: Action) {
@@ -172,6 +180,7 @@ impl Route {
             }
             Action::Retry { failed, cause } => {
                 meters::retried(cause.reason, self.probe);
+                self.entry.failed();
                 self.attempt.fail(&cause);
                 self.attempt = Span::default();
                 let trace_id = self.trace_id();
@@ -180,6 +189,7 @@ impl Route {
             Action::Emit(emission) => {
                 if let Emission::Placed(placed) = &emission {
                     meters::placed(placed.kind(), self.probe);
+                    self.entry.placed(placed);
                     self.attempt = attempt(&self.span, placed, self.shared.dispatch.placement);
                     debug!(request = %self.request, attempt = placed.attempt.0, prefill = placed.prefill,
                         decode = placed.decode, "placed");

@@ -432,6 +432,11 @@ impl Cluster {
         Metrics::parse(&response.text().await.unwrap_or_default())
     }
 
+    /// The port of a process for operators.
+    pub fn operators_port(&self, name: Name) -> u16 {
+        self.ports[&name].metrics
+    }
+
     /// What a process answers to operators: status and body. `None` when it does not answer.
     pub async fn operators(&self, name: Name, path: &str) -> Option<(u16, String)> {
         let ports = self.ports[&name];

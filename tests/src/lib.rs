@@ -1,5 +1,6 @@
 //! What the end-to-end tests share: a cluster of real processes, clients of it, and readings of its metrics.
 
+pub mod browser;
 pub mod certificates;
 pub mod client;
 pub mod cluster;

@@ -12,6 +12,8 @@ use std::time::Duration;
 use engine::model::Interrupt;
 use proto::{Attempt, Digest, Error, Generation, Handoff, RequestId, Token, TokenId};
 
+use crate::dump::CoreDump;
+
 /// Time on the worker's monotonic clock, since some fixed start.
 pub type Now = Duration;
 
@@ -149,6 +151,11 @@ pub trait Core: Send + 'static {
 
     /// The state in numbers.
     fn gauges(&self) -> Gauges;
+
+    /// The state in detail, for an operator who asks. Bounded in size, and without tokens.
+    fn dump(&self, _now: Now) -> CoreDump {
+        CoreDump::default()
+    }
 
     /// Stops the running step from another thread.
     fn interrupt(&self) -> Interrupt;

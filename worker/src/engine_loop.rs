@@ -14,6 +14,7 @@ use tokio::sync::{mpsc, watch};
 
 use crate::call::{Call, SolePrefill, Unsent};
 use crate::core::{Action, CallId, Core, DecodeItem, Event, FetchItem, Now, PrefillItem};
+use crate::dump::{CallsDump, EngineDump};
 use crate::fail_points;
 use crate::inbox::{self, Inbox, Message};
 use crate::meters::{Direction, Meters, Prompt};
@@ -110,7 +111,7 @@ impl EngineLoop {
         for _ in 0..there {
             match inbox.try_next() {
                 Some(Message::Stop) => return false,
-                Some(message) => self.take(message),
+                Some(message) => self.take(message, there),
                 None => break,
             }
         }
@@ -126,13 +127,14 @@ impl EngineLoop {
         };
         match inbox.wait(wait) {
             Some(Message::Stop) => return false,
-            Some(message) => self.take(message),
+            Some(message) => self.take(message, 1),
             None => {}
         }
         true
     }
 
-    fn take(&mut self, message: Message) {
+    /// Takes one of `there` messages.
+    fn take(&mut self, message: Message, there: usize) {
         match message {
             Message::Open { id, call, event, trace } => {
                 self.calls.insert(id, call);
@@ -171,8 +173,24 @@ impl EngineLoop {
                 self.on(Event::Fetched { call, item });
                 drop(place);
             }
+            // Who asked may have given up.
+            Message::Dump(answer) => drop(answer.send(self.dump(there))),
             Message::Stop => {}
         }
+    }
+
+    fn dump(&self, events_waiting: usize) -> EngineDump {
+        let mut calls = CallsDump::default();
+        for call in self.calls.values() {
+            match call {
+                Call::Prefill(_) => calls.prefill += 1,
+                Call::Decode(..) => calls.decode += 1,
+                Call::Fetch(_) => calls.fetch += 1,
+                Call::Renew(_) => calls.renew += 1,
+            }
+        }
+        let (fetches, renewals) = self.peers.open();
+        EngineDump { core: self.core.dump(self.now()), calls, fetches, renewals, events_waiting }
     }
 
     fn on(&mut self, event: Event) {

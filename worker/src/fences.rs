@@ -6,9 +6,11 @@
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
+use node::debug::Excerpt;
 use proto::{Attempt, Error, Reason, RequestId};
 
 use crate::core::Now;
+use crate::dump::FenceDump;
 use crate::planted::{self, Bug};
 
 /// Most requests whose fences are remembered. The one not used for longest makes room.
@@ -72,6 +74,15 @@ impl Fences {
             self.make_room();
         }
         is_news
+    }
+
+    /// The fences as an operator sees them: those used last come first.
+    pub fn dump(&self) -> Excerpt<FenceDump> {
+        let last_uses = self.uses.iter().rev().filter_map(|(used, request)| {
+            let fence = self.by_request.get(request).filter(|fence| fence.used == *used)?;
+            Some(FenceDump { request: request.0.clone(), attempt: fence.attempt.0 })
+        });
+        Excerpt::of(self.len(), last_uses)
     }
 
     /// Requests that have a fence.

@@ -12,10 +12,12 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::time::Duration;
 
 use engine::SequenceId;
+use node::debug::Excerpt;
 use proto::{Attempt, Digest, Error, Handoff, HandoffId, KvLayout, Reason, RequestId, WorkerEpoch};
 
 use crate::core::{CallId, Now};
 use crate::core_config::{CoreConfig, HandoffIds};
+use crate::dump::{HoldDump, seconds};
 use crate::fences::Fences;
 use crate::planted::{self, Bug};
 
@@ -243,6 +245,19 @@ impl Holds {
     /// True when the hold's lease is running and has not run out.
     pub fn lease_runs(&self, sequence: SequenceId, now: Now) -> bool {
         self.by_sequence.get(&sequence).and_then(|hold| hold.lease_ends).is_some_and(|ends| ends > now)
+    }
+
+    /// The holds as an operator sees them.
+    pub fn dump(&self, now: Now) -> Excerpt<HoldDump> {
+        let dump = |(sequence, hold): (&SequenceId, &Hold)| HoldDump {
+            request: hold.handoff.request.0.clone(),
+            attempt: hold.handoff.attempt.0,
+            sequence: sequence.0,
+            tokens: hold.handoff.tokens,
+            lease_left_seconds: hold.lease_ends.map(|ends| seconds(now, ends)),
+            fetched: hold.transfer.is_some(),
+        };
+        Excerpt::of(self.by_sequence.len(), self.by_sequence.iter().map(dump))
     }
 
     /// Hand-offs under lease.

@@ -12,10 +12,11 @@ use std::time::{Duration, Instant};
 use node::telemetry::TraceContext;
 use proto::{Error, Reason};
 use tokio::sync::OwnedSemaphorePermit;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 
 use crate::call::Call;
 use crate::core::{CallId, Event, FetchItem};
+use crate::dump::EngineDump;
 
 /// What the engine's thread is told.
 pub(crate) enum Message {
@@ -26,6 +27,8 @@ pub(crate) enum Message {
     /// An item of a fetch that this worker started. The permit is the item's place in that fetch's window, free
     /// again when the core has taken the item.
     Fetched { call: CallId, item: FetchItem, place: OwnedSemaphorePermit },
+    /// An operator asks for the state in detail.
+    Dump(oneshot::Sender<EngineDump>),
     /// End the thread.
     Stop,
 }

@@ -14,6 +14,7 @@ mod config;
 pub mod core;
 pub mod core_config;
 pub mod device;
+pub mod dump;
 mod engine_loop;
 pub mod fail_points;
 pub mod fences;

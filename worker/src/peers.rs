@@ -77,6 +77,11 @@ impl Peers {
         self.traces.clear();
     }
 
+    /// Fetches and renewals that are open.
+    pub(crate) fn open(&self) -> (usize, usize) {
+        (self.fetches.len(), self.renewals.len())
+    }
+
     /// Opens a fetch at the hand-off's owner.
     pub(crate) fn start_fetch(&mut self, call: CallId, handoff: Handoff, skip: usize, time_left: Duration) {
         let peer = self.peer.clone();

@@ -1,5 +1,6 @@
 //! The life of a worker, the same for both roles: load, serve, drain, stop.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use node::{Context, Services, Shutdown, limits};
@@ -10,6 +11,7 @@ use proto::{Error, Reason, Role, WorkerEpoch};
 use crate::config::Config;
 use crate::core::Core;
 use crate::core_config::CoreConfig;
+use crate::dump::WorkerDump;
 use crate::fail_points;
 use crate::kv_transfer::KvTransferService;
 use crate::load::{self, Loaded, LoadedEngine};
@@ -51,7 +53,12 @@ pub async fn run(parts: RoleParts, config: Config, context: Context) -> Result<(
             handle.clone(),
             context.shutdown.clone(),
         ))));
+    let services = services.add(node::figures::service(&context.name));
     let services = (parts.service)(services, handle.clone(), &identity.model.name);
+    let _dump = {
+        let (identity, handle) = (Arc::new(identity.clone()), handle.clone());
+        context.debug.add(&context.name, move || WorkerDump::of(Arc::clone(&identity), handle.clone()))
+    };
     let serving = node::serve_grpc(&listener, services, &context).await?;
     context.registry.join(identity.entry(&address), &context)?;
     standing.ready();

@@ -16,6 +16,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch};
 
 use crate::call::{Call, CallStream, Guard, Item, ItemSender, SolePrefill};
 use crate::core::{CallId, Core, DecodeItem, Event, FetchItem, Gauges, PrefillItem};
+use crate::dump::EngineDump;
 use crate::engine_loop::EngineLoop;
 use crate::inbox::{self, Message, Outbox};
 use crate::meters::Meters;
@@ -218,6 +219,13 @@ impl Handle {
     /// The core's state in numbers, as of its last step or event.
     pub fn gauges(&self) -> Gauges {
         self.shown.borrow().gauges
+    }
+
+    /// What the engine's thread tells when it comes to it: after the step that runs. `None` when it has ended.
+    pub async fn dump(&self) -> Option<EngineDump> {
+        let (answer, answered) = oneshot::channel();
+        self.outbox.send(Message::Dump(answer)).await.ok()?;
+        answered.await.ok()
     }
 
     /// What the core shows, to wait on.

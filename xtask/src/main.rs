@@ -2,6 +2,7 @@
 
 mod bench;
 mod clients;
+mod debian;
 mod etcd;
 mod faults;
 mod fuzz;
@@ -65,6 +66,10 @@ enum Task {
     },
     /// Fetch the etcd server that the tests of discovery start, and print its path as the last word
     FetchEtcd,
+    /// Unpack the browser that the tests of the dashboard drive, and print its path as the last word
+    FetchBrowser,
+    /// Unpack the checker of the alert rules, and print its path as the last word
+    FetchPromtool,
     /// Build the binary that the end-to-end tests start, with fail points, into target/e2e
     E2eBinary,
     /// Give generated inputs to everything that reads outside data, or writes for outside readers
@@ -122,6 +127,12 @@ fn main() -> anyhow::Result<()> {
         Task::Scenarios { names } => faults::test("scenarios", &names),
         Task::Soak { minutes, streams, seed } => faults::soak(minutes, streams, seed),
         Task::FetchEtcd => etcd::fetch().map(|path| println!("etcd: {}", path.display())),
+        Task::FetchBrowser => {
+            debian::fetch(&debian::Tool::Chromium).map(|path| println!("browser: {}", path.display()))
+        }
+        Task::FetchPromtool => {
+            debian::fetch(&debian::Tool::Promtool).map(|path| println!("promtool: {}", path.display()))
+        }
         Task::E2eBinary => stages::e2e_binary(),
         Task::Fuzz { short, seconds, target } => fuzz::run(&fuzz::Plan { short, seconds, only: target }),
         Task::Schemas { short } => schemas::check(short),

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result};
 
 use crate::clients;
+use crate::debian::{self, Tool};
 use crate::etcd;
 use crate::faults;
 use crate::fuzz;
@@ -85,6 +86,10 @@ fn test_stages(stages: &mut Stages) -> Result<()> {
     stages.run("fetch clients", || clients::fetch().map(drop))?;
     stages.run("fetch etcd", || etcd::fetch().map(drop))?;
     stages.run("fetch what lays networks", faults::fetch)?;
+    stages.run("fetch a browser and promtool", || {
+        debian::fetch(&Tool::Chromium)?;
+        debian::fetch(&Tool::Promtool).map(drop)
+    })?;
     stages.run("build the binary, with fail points", e2e_binary)?;
     let workspace = ["test", "--workspace", "--locked"];
     stages.run("build the tests", || {

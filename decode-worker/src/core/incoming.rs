@@ -6,6 +6,7 @@ use engine::model::Model;
 use engine::{Engine, SequenceId};
 use proto::{Error, Handoff, Reason};
 use worker::core::{CallId, FetchItem, Now};
+use worker::dump::FetchDump;
 
 /// A fetch under way.
 #[derive(Debug)]
@@ -44,6 +45,16 @@ impl Incoming {
             self.renew_at = now.saturating_add(every);
         }
         is_due
+    }
+
+    /// The fetch as an operator sees it.
+    pub(super) fn dump(&self) -> FetchDump {
+        FetchDump {
+            owner: self.handoff.owner.clone(),
+            epoch: self.handoff.epoch.to_string(),
+            tokens_here: self.arrived.unwrap_or(self.skip),
+            tokens: self.handoff.tokens,
+        }
     }
 
     /// Takes the next item of the fetch.

@@ -246,7 +246,7 @@ fn load(
     layers.alias(::gateway::Config::ALIASES)?;
     layers.alias(::worker::Config::ALIASES)?;
     let mut notes = Vec::new();
-    let process = layers.load()?;
+    let process: ProcessConfig = layers.load()?;
     let service = service(&mut layers, &mut notes)?;
     layers.finish()?;
     service.validate()?;
@@ -263,7 +263,8 @@ fn load_serve(layers: &mut Layers, notes: &mut Vec<String>) -> Result<Service, E
     if gateway.dialect == ::gateway::Dialect::Mlc {
         worker.mode = worker.mode.or(Some(::worker::limits::Mode::Local));
     }
-    let mut config = ServeConfig { options: layers.load()?, gateway, router: layers.load()?, worker };
+    let (options, router, process) = (layers.load()?, layers.load()?, layers.load()?);
+    let mut config = ServeConfig { options, gateway, router, worker, process };
     config.bound_by_mode();
     Ok(Service::All(Box::new(config)))
 }

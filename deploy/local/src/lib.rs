@@ -75,7 +75,7 @@ fn run_command(command: cli::Command) -> Result<(), Error> {
     let outcome = runtime.block_on(async {
         match service {
             cli::Service::All(config) => greeting::serve(*config, process.grace).await,
-            cli::Service::One(service, cluster) => single::run(*service, *cluster, process.grace).await,
+            cli::Service::One(service, cluster) => single::run(*service, *cluster, process).await,
         }
     });
     traces.finish(TRACES_END_MAX);

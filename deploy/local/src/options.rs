@@ -4,6 +4,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use node::operators::Pages;
 use node::{ClusterTlsConfig, Error, EtcdConfig};
 use serde::{Deserialize, Serialize};
 
@@ -27,6 +28,8 @@ pub struct ProcessConfig {
     /// How long running streams may go on after a drain began, seconds.
     #[serde(with = "node::config::seconds")]
     pub grace: Duration,
+    /// Serve `/debug` and `/dashboard` on the metrics port.
+    pub debug_pages: bool,
 }
 
 impl Default for ProcessConfig {
@@ -38,11 +41,17 @@ impl Default for ProcessConfig {
             otlp_endpoint: None,
             otlp_sampling: 1.0,
             grace: Duration::from_secs(30),
+            debug_pages: true,
         }
     }
 }
 
 impl ProcessConfig {
+    /// What the port for operators serves.
+    pub(crate) fn pages(&self) -> Pages {
+        if self.debug_pages { Pages::Shown } else { Pages::Hidden }
+    }
+
     /// What is logged: what happens to requests only when it was asked for.
     pub(crate) fn filter(&self) -> String {
         let requests = if self.enable_tracing { "info" } else { "off" };
@@ -160,6 +169,8 @@ pub struct ServeConfig {
     pub router: router::Config,
     /// Each worker.
     pub worker: worker::Config,
+    /// The process.
+    pub process: ProcessConfig,
 }
 
 impl ServeConfig {

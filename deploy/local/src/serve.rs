@@ -31,7 +31,8 @@ pub async fn start(config: ServeConfig) -> Result<Running, Error> {
     let context = Context::new("serve", members(&config));
     let mut process = Process::new(context.clone());
     let metrics = config.address(config.options.metrics_port);
-    let metrics = node::operators::serve(&metrics, &context).await?;
+    node::metrics::start(&context)?;
+    let metrics = node::operators::serve(&metrics, config.process.pages(), &context).await?;
     let front = gateway::Config {
         listen: config.address(config.options.port),
         grpc_listen: config.address(config.options.grpc_port),

@@ -1,13 +1,11 @@
 //! One service of a cluster, in a process of its own.
 
-use std::time::Duration;
-
 use node::{
     ClusterTls, Context, Discovery, DiscoverySource, Error, Network, NetworkConfig, Process, Signals,
 };
 
 use crate::effective::Effective;
-use crate::options::ClusterConfig;
+use crate::options::{ClusterConfig, ProcessConfig};
 
 /// Which service.
 pub(crate) enum Service {
@@ -50,8 +48,12 @@ impl Service {
     }
 }
 
-/// Runs the service until a signal has drained it, and `grace` at most after that.
-pub(crate) async fn run(service: Service, cluster: ClusterConfig, grace: Duration) -> Result<(), Error> {
+/// Runs the service until a signal has drained it, and for the grace period at most after that.
+pub(crate) async fn run(
+    service: Service,
+    cluster: ClusterConfig,
+    config: ProcessConfig,
+) -> Result<(), Error> {
     if matches!(service, Service::Gateway(_) | Service::Router(_)) {
         without_huge_pages();
     }
@@ -74,8 +76,9 @@ pub(crate) async fn run(service: Service, cluster: ClusterConfig, grace: Duratio
     let Discovery { members, registry } =
         node::discovery::start(source, &etcd, &context.tasks, &context.shutdown).await?;
     (context.members, context.registry) = (members, registry);
+    node::metrics::start(&context)?;
     if let Some(address) = &cluster.metrics_listen {
-        node::operators::serve(address, &context).await?;
+        node::operators::serve(address, config.pages(), &context).await?;
     }
     let mut process = Process::new(context.clone());
     process.drain_on(signals);
@@ -85,7 +88,7 @@ pub(crate) async fn run(service: Service, cluster: ClusterConfig, grace: Duratio
         Service::Prefill(config) => process.run(name, prefill_worker::run(config, context)),
         Service::Decode(config) => process.run(name, decode_worker::run(config, context)),
     }
-    process.finished(grace).await
+    process.finished(config.grace).await
 }
 
 /// Takes memory in small pages. What gateways and routers hold is small and comes and goes: in huge pages, which the

@@ -46,6 +46,9 @@ pub(crate) struct ProcessOptions {
     /// Seconds that running streams may go on after Ctrl-C or SIGTERM
     #[arg(long, value_name = "SECONDS")]
     grace: Option<f64>,
+    /// Serve /debug and /dashboard on the metrics port
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
+    debug_pages: Option<bool>,
 }
 
 /// See [`crate::options::ClusterConfig`].
