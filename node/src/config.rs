@@ -173,6 +173,11 @@ pub fn env(name: &str) -> Option<String> {
     Env::var(&format!("{ENV_PREFIX}{name}")).filter(|value| !value.is_empty())
 }
 
+/// The value of an environment variable that other programs give its name, such as `HF_TOKEN`.
+pub fn env_of_others(name: &str) -> Option<String> {
+    Env::var(name).filter(|value| !value.is_empty())
+}
+
 /// A TOML file.
 #[derive(Clone, Debug)]
 struct File {

@@ -30,6 +30,14 @@ pub enum Error {
         /// Why.
         source: io::Error,
     },
+    /// Something that was to be fetched is not to be had, or is not what it should be.
+    #[error("cannot fetch {what}: {message}")]
+    Fetch {
+        /// A file or a repository.
+        what: String,
+        /// What was expected, and what came.
+        message: String,
+    },
     /// A task panicked, and the process stopped because of it.
     #[error("task {task} panicked: {message}")]
     Panic {
@@ -57,7 +65,7 @@ impl Error {
         match self {
             Self::Option { .. } | Self::File { .. } => true,
             Self::Service(error) => error.reason == proto::Reason::InvalidArgument,
-            Self::Bind { .. } | Self::Panic { .. } | Self::Ended(_) => false,
+            Self::Bind { .. } | Self::Fetch { .. } | Self::Panic { .. } | Self::Ended(_) => false,
         }
     }
 }

@@ -3,6 +3,7 @@
 //! from there.
 
 mod defaults;
+mod fetch;
 mod gateway;
 mod mlc;
 mod process;
@@ -18,15 +19,16 @@ use node::Error;
 use node::config::Layers;
 use serde::Serialize;
 
+use crate::cli::fetch::FetchOptions;
 use crate::cli::gateway::{FrontOptions, GatewayListenOptions};
 use crate::cli::mlc::MlcOptions;
-use crate::cli::process::{ClusterOptions, ProcessOptions, ServeOptions, SourceArgs};
+use crate::cli::process::{ClusterOptions, LogOptions, ProcessOptions, ServeOptions, SourceArgs};
 use crate::cli::router::{RouterListenOptions, RoutingOptions};
 use crate::cli::worker::{EngineOptions, WorkerListenOptions};
 use crate::effective::Effective;
 use crate::model::ModelChoice;
 use crate::options::{ClusterConfig, ProcessConfig, ServeConfig};
-use crate::{mlc as mlc_words, single};
+use crate::{fetch as fetch_model, mlc as mlc_words, single};
 
 pub(crate) use defaults::command;
 #[cfg(test)]
@@ -67,6 +69,8 @@ pub(crate) enum Command {
     PrefillWorker(Box<WorkerArgs>),
     /// Run one decode worker: KV to tokens
     DecodeWorker(Box<WorkerArgs>),
+    /// Put the files of a model into a folder
+    Fetch(Box<FetchArgs>),
 }
 
 /// Arguments of `baton serve`.
@@ -166,12 +170,32 @@ pub(crate) struct WorkerArgs {
     process: ProcessOptions,
 }
 
+/// Arguments of `baton fetch`.
+#[derive(Args, Serialize)]
+pub(crate) struct FetchArgs {
+    /// The same as --source
+    #[arg(value_name = "SOURCE")]
+    #[serde(skip)]
+    word: Option<String>,
+    #[command(flatten)]
+    #[serde(skip)]
+    from: SourceArgs,
+    #[command(flatten)]
+    #[serde(flatten)]
+    fetch: FetchOptions,
+    #[command(flatten)]
+    #[serde(flatten)]
+    log: LogOptions,
+}
+
 /// What a command runs.
 pub(crate) enum Service {
     /// All services in one process.
     All(Box<ServeConfig>),
     /// One service of a cluster.
     One(Box<single::Service>, Box<ClusterConfig>),
+    /// A model is fetched.
+    Fetch(Box<fetch_model::Config>),
 }
 
 /// A command with everything loaded.
@@ -222,6 +246,10 @@ impl Command {
             }),
             Self::PrefillWorker(args) => args.load(single::Service::Prefill),
             Self::DecodeWorker(args) => args.load(single::Service::Decode),
+            Self::Fetch(mut args) => {
+                args.fetch.take_word(args.word.take())?;
+                load(&args.from, &*args, |layers, _| Ok(Service::Fetch(Box::new(layers.load()?))))
+            }
         }
     }
 }
@@ -287,6 +315,7 @@ impl Service {
                 single::Service::Prefill(_) => "baton-prefill",
                 single::Service::Decode(_) => "baton-decode",
             },
+            Self::Fetch(_) => "baton-fetch",
         }
     }
 
@@ -295,6 +324,7 @@ impl Service {
         match self {
             Self::All(config) => config.validate(),
             Self::One(service, _) => service.validate(),
+            Self::Fetch(config) => config.validate(),
         }
     }
 }
@@ -303,9 +333,12 @@ impl Loaded {
     /// The options as they are set, as a file.
     pub(crate) fn shown(&self) -> String {
         let mut shown = Effective::new();
-        shown.section("process", &self.process);
+        let unused: &[&str] =
+            if matches!(self.service, Service::Fetch(_)) { &defaults::OF_SERVERS } else { &[] };
+        shown.section_without("process", &self.process, unused);
         match &self.service {
             Service::All(config) => config.show(&mut shown),
+            Service::Fetch(config) => shown.section("fetch", config),
             Service::One(service, cluster) => {
                 shown.section("cluster", cluster);
                 service.show(&mut shown);

@@ -1,4 +1,4 @@
-//! The `baton` binary, as a library: everything in one process ([`start`]), or one service alone.
+//! The `baton` binary, as a library: everything in one process ([`start`]), one service alone, or a model fetched.
 //!
 //! Read [`options`] for what can be configured, [`serve`] for how the services of one process are put together, and
 //! `single` for one service.
@@ -6,6 +6,7 @@
 mod cli;
 mod clients;
 mod effective;
+pub mod fetch;
 mod greeting;
 mod mlc;
 mod model;
@@ -75,6 +76,9 @@ fn run_command(command: cli::Command) -> Result<(), Error> {
     let outcome = runtime.block_on(async {
         match service {
             cli::Service::All(config) => greeting::serve(*config, process.grace).await,
+            cli::Service::Fetch(config) => {
+                fetch::run(*config, fetch::Hub::from_environment()).await.map(drop)
+            }
             cli::Service::One(service, cluster) => single::run(*service, *cluster, process).await,
         }
     });

@@ -46,8 +46,9 @@ impl ModelChoice {
             return only_model(path);
         }
         if let Some((scheme, _)) = model.split_once("://") {
-            let message =
-                format!("models are not fetched from {scheme}:// yet; expected a GGUF file or its name");
+            let message = format!(
+                "a worker fetches nothing, and so no {scheme}:// either; expected a GGUF file or its name, which `baton fetch` gets"
+            );
             return Err(message);
         }
         let is_name = path.components().count() == 1 && !model.ends_with(&format!(".{ENDING}"));
@@ -151,7 +152,7 @@ mod tests {
             ("other.gguf", "found none at other.gguf; `cargo xtask fetch-model` fetches one".to_owned()),
             ("/no/such", "found none at /no/such".to_owned()),
             ("empty", "expected a folder with a GGUF file, found none in ".to_owned()),
-            ("HF://mlc-ai/Llama-3", "models are not fetched from HF:// yet".to_owned()),
+            ("HF://mlc-ai/Llama-3", "a worker fetches nothing, and so no HF:// either".to_owned()),
         ] {
             let error = find(folder, model).unwrap_err();
             assert!(error.starts_with("--model: ") && error.contains(&expected), "{error}");

@@ -9,12 +9,13 @@ use crate::cli::{self, shown_default};
 use crate::overrides;
 
 /// The commands, each with its name in the table.
-const COMMANDS: [(&str, &str); 5] = [
+const COMMANDS: [(&str, &str); 6] = [
     ("serve", "serve"),
     ("gateway", "gateway"),
     ("router", "router"),
     ("prefill-worker", "workers"),
     ("decode-worker", "workers"),
+    ("fetch", "fetch"),
 ];
 
 /// Arguments that are no options of a file.

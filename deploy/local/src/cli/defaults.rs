@@ -7,6 +7,10 @@ use serde_json::{Map, Value};
 use super::Cli;
 use crate::options::{ClusterConfig, ProcessConfig, ServeOptions};
 
+/// Options of a process that make sense only where it serves.
+pub(crate) const OF_SERVERS: [&str; 5] =
+    ["enable_tracing", "otlp_endpoint", "otlp_sampling", "grace", "debug_pages"];
+
 /// The command line, with the default of each option in its help.
 pub(crate) fn command() -> clap::Command {
     Cli::command().mut_subcommands(|subcommand| {
@@ -39,11 +43,14 @@ pub(crate) fn defaults(command: &str) -> Map<String, Value> {
         }
         "gateway" => add(self::fields(&gateway::Config::default())),
         "router" => add(self::fields(&router::Config::default())),
+        "fetch" => add(self::fields(&crate::fetch::Config::default())),
         "prefill-worker" | "decode-worker" => add(self::fields(&worker::Config::default())),
         // What plans reads no configuration.
         _ => return Map::new(),
     }
-    if command != "serve" {
+    if command == "fetch" {
+        fields.retain(|name, _| !OF_SERVERS.contains(&name.as_str()));
+    } else if command != "serve" {
         add(self::fields(&ClusterConfig::default()));
     }
     // The binary insists on being told.

@@ -23,16 +23,25 @@ impl SourceArgs {
     }
 }
 
-/// See [`crate::ProcessConfig`].
+/// What any command logs.
 #[derive(Args, Serialize)]
 #[command(next_help_heading = "Process")]
-pub(crate) struct ProcessOptions {
+pub(crate) struct LogOptions {
     /// What to log: a level, or directives such as info,router=debug
     #[arg(long, value_name = "FILTER")]
     log: Option<String>,
     /// Log JSON lines
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
     log_json: Option<bool>,
+}
+
+/// See [`crate::ProcessConfig`].
+#[derive(Args, Serialize)]
+#[command(next_help_heading = "Process")]
+pub(crate) struct ProcessOptions {
+    #[command(flatten)]
+    #[serde(flatten)]
+    log: LogOptions,
     /// Log what happens to each request: that it arrived, was placed, had its first token, ended
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
     enable_tracing: Option<bool>,

@@ -16,7 +16,7 @@ use harness::{Folder, PATIENCE, Running, Taken, assert_refused, baton, output, s
 fn help_names_every_command_and_the_defaults() {
     let (code, help, _) = output(&mut baton(&["--help"]));
     assert_eq!(code, Some(0));
-    for command in ["serve", "gateway", "router", "prefill-worker", "decode-worker"] {
+    for command in ["serve", "gateway", "router", "prefill-worker", "decode-worker", "fetch"] {
         assert!(help.contains(&format!("\n  {command} ")), "{command} in {help}");
     }
     // Which option has a flag is checked against the configurations; here, that the defaults come with them.
@@ -50,7 +50,7 @@ fn what_cannot_be_is_refused_with_one_line() {
         (&["serve", "/no/such.gguf"], "found none at /no/such.gguf"),
         (&["serve", "sim:", "--model", "other.gguf"], "two models were named, sim: and other.gguf"),
         (&["serve", "nobody", "--models-dir", "/no/such"], "the name of a model in /no/such, which has none"),
-        (&["serve", "HF://mlc-ai/Llama-3"], "--model: models are not fetched from HF:// yet"),
+        (&["serve", "HF://mlc-ai/Llama-3"], "--model: a worker fetches nothing, and so no HF:// either"),
         (
             &["serve", "sim:", "--device", "cuda:0"],
             "device: cuda is not there; this machine and this build have cpu",
