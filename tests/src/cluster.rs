@@ -536,7 +536,10 @@ pub fn host((service, index): Name) -> String {
 }
 
 /// The binary under test: built with fail points by `cargo xtask test`.
-fn binary() -> PathBuf {
+///
+/// # Panics
+/// When it is not there.
+pub fn binary() -> PathBuf {
     let test = std::env::current_exe().expect("the test's own path");
     let target = test.ancestors().nth(3).expect("target/debug/deps/TEST");
     let binary = target.join("e2e/baton");

@@ -45,6 +45,8 @@ enum Task {
     },
     /// Install the Python clients that the end-to-end tests run, and print the folder as the last word
     FetchClients,
+    /// Install kubectl and the schemas that the tests of deploy/kubernetes run, and print the folder as the last word
+    FetchKubernetes,
     /// Install what the tests need that lay networks of their own
     FetchNetwork,
     /// Run the twelve scenarios of faults, as root, and print their table
@@ -123,6 +125,9 @@ fn main() -> anyhow::Result<()> {
         Task::Tidy => tidy::check(&process::root()),
         Task::FetchModel { name } => model::fetch(name).map(|path| println!("model: {}", path.display())),
         Task::FetchClients => clients::fetch().map(|folder| println!("clients: {}", folder.display())),
+        Task::FetchKubernetes => {
+            clients::fetch_kubernetes().map(|folder| println!("kubernetes: {}", folder.display()))
+        }
         Task::FetchNetwork => faults::fetch(),
         Task::Scenarios { names } => faults::test("scenarios", &names),
         Task::Soak { minutes, streams, seed } => faults::soak(minutes, streams, seed),

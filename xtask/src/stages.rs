@@ -85,6 +85,7 @@ fn test_stages(stages: &mut Stages) -> Result<()> {
     })?;
     stages.run("fetch clients", || clients::fetch().map(drop))?;
     stages.run("fetch etcd", || etcd::fetch().map(drop))?;
+    stages.run("fetch kubectl and schemas", || clients::fetch_kubernetes().map(drop))?;
     stages.run("fetch what lays networks", faults::fetch)?;
     stages.run("fetch a browser and promtool", || {
         debian::fetch(&Tool::Chromium)?;
