@@ -7,8 +7,8 @@ use std::process::{Command, Stdio};
 use serde_json::Value;
 
 /// Every overlay, and the base itself.
-pub(crate) const OVERLAYS: [&str; 7] =
-    ["base", "cpu-demo", "gpu", "shared-weights", "autoscale", "keda", "mtls"];
+pub(crate) const OVERLAYS: [&str; 8] =
+    ["base", "dns", "cpu-demo", "gpu", "shared-weights", "autoscale", "keda", "mtls"];
 
 /// Kinds whose pods run for good.
 const WORKLOADS: [&str; 2] = ["Deployment", "StatefulSet"];
