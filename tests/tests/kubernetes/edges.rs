@@ -6,12 +6,16 @@ use serde_json::Value;
 
 use crate::manifests::{Manifests, containers, items, pairs, pod_of, selects};
 
-/// Who calls whom, at which port: gateways ask routers, routers ask workers, decode workers fetch KV.
-const CALLS: [(&str, &str, u64); 4] = [
+/// Who calls whom, at which port: gateways ask routers and take the tokenizer from any worker, routers ask workers, decode
+/// workers fetch KV from those that hold it.
+const CALLS: [(&str, &str, u64); 7] = [
     ("gateway", "router", 9000),
+    ("gateway", "prefill", 9100),
+    ("gateway", "decode", 9100),
     ("router", "prefill", 9100),
     ("router", "decode", 9100),
     ("decode", "prefill", 9100),
+    ("decode", "decode", 9100),
 ];
 /// Who registers at etcd.
 const REGISTERED: [&str; 4] = ["gateway", "router", "prefill", "decode"];
