@@ -5,14 +5,16 @@
 //!
 //! ```text
 //! fetching ── end, proof holds ──► running ── last token ──► gone
+//!     │                               └────── asked to move ──► held ── release, expiry ──► gone
 //!     └────── end, its token is the request's last ──► ended ── dropped ──► gone
 //! ```
 //!
 //! Each way out of each phase is [`DecodeCore::end`]; out of *fetching* it gives up the fetch and releases the hold
-//! at its owner.
+//! at its owner. A sequence that moves away is no job any more: what is held of it is in `outgoing`.
 
 mod dump;
 mod incoming;
+mod outgoing;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -27,20 +29,22 @@ use worker::core::{Action, CallId, Core, DecodeItem, Event, FetchItem, Gauges, N
 use worker::core_config::CoreConfig;
 use worker::dump::CoreDump;
 use worker::fences::{FENCES_MAX, Fences};
-use worker::holds::Holds;
+use worker::owner::Owner;
 use worker::planted::{self, Bug};
 
 use incoming::{Arrival, Incoming};
+use outgoing::Outgoing;
 
 /// See the module.
 pub struct DecodeCore<M: Model> {
     engine: Engine<M>,
     config: CoreConfig,
     fences: Fences,
-    /// What this worker holds for others: nothing yet, but peers may ask.
-    holds: Holds,
+    /// What other decode workers may fetch here.
+    owner: Owner,
+    outgoing: Outgoing,
     jobs: BTreeMap<CallId, Job>,
-    /// Every sequence of the engine, and nothing else.
+    /// Every sequence of the engine but those that moved away, and nothing else.
     sequences: BTreeMap<SequenceId, CallId>,
     /// The fetches that are open, to the calls that they are for.
     fetches: BTreeMap<CallId, CallId>,
@@ -72,6 +76,8 @@ struct Job {
     ready: Now,
     /// How long it waited, once scheduled for its first token.
     waited: Option<Duration>,
+    /// A router wants it moved to another decode worker.
+    is_leaving: bool,
     phase: Phase,
 }
 
@@ -100,7 +106,8 @@ impl<M: Model> DecodeCore<M> {
     pub fn new(engine: Engine<M>, config: CoreConfig) -> Self {
         Self {
             fences: Fences::new(config.fence_ttl, FENCES_MAX),
-            holds: Holds::new(&config, engine.layout()),
+            owner: Owner::new(&config, engine.layout()),
+            outgoing: Outgoing::default(),
             engine,
             config,
             jobs: BTreeMap::new(),
@@ -171,6 +178,7 @@ impl<M: Model> DecodeCore<M> {
                 is_prefilled: false,
                 ready: now,
                 waited: None,
+                is_leaving: false,
                 phase,
             },
         );
@@ -234,6 +242,7 @@ impl<M: Model> DecodeCore<M> {
             let message = format!("request {request}: fenced by attempt {}", attempt.0);
             self.end(call, Some(Error::new(Reason::StaleAttempt, message)), out);
         }
+        self.fence_moved(request, attempt, out);
     }
 
     fn jobs_that(&self, is_meant: impl Fn(&Job) -> bool) -> Vec<CallId> {
@@ -267,6 +276,7 @@ impl<M: Model> DecodeCore<M> {
             let waited = now.saturating_sub(self.jobs[&call].arrived);
             self.end(call, Some(deadline_passed(waited)), out);
         }
+        self.expire_moved(now, out);
     }
 
     /// Extends the leases that are due.
@@ -305,6 +315,8 @@ impl<M: Model> DecodeCore<M> {
             job.phase = Phase::Ended;
             self.sequences.remove(&job.sequence);
             self.engine.cancel(job.sequence);
+        } else if job.is_leaving {
+            self.leave_all(now, out);
         }
     }
 
@@ -407,6 +419,7 @@ impl<M: Model> Core for DecodeCore<M> {
     fn on(&mut self, event: Event, now: Now, out: &mut Vec<Action>) {
         // First: nothing more is said on a call whose peer is gone, not even that its time is over.
         if let Event::Dropped { call } = event {
+            self.owner.dropped(call);
             drop(self.forget(call, out));
         }
         self.expire(now, out);
@@ -425,18 +438,18 @@ impl<M: Model> Core for DecodeCore<M> {
                 let error = Error::invalid("role", "this is a decode worker, it takes no prefill calls");
                 out.push(Action::Close { call, error: Some(error) });
             }
-            Event::Fetch { call, handoff, .. } => {
-                let refused = self.holds.authorise(&handoff, &self.fences).err();
-                let error =
-                    refused.unwrap_or_else(|| Error::new(Reason::UnknownHandoff, "nothing is held here"));
-                out.push(Action::Close { call, error: Some(error) });
+            Event::Fetch { call, handoff, skip } => {
+                if let Err(error) = self.start_fetch((call, skip), &handoff, now, out) {
+                    out.push(Action::Close { call, error: Some(error) });
+                }
             }
+            Event::FetchCredit { call, items } => self.add_credit(call, items, out),
             Event::Renew { call, handoff } => {
-                let result = self.holds.renew(&handoff, &self.fences, now);
+                let result = self.owner.renew(&handoff, &self.fences, now);
                 out.push(Action::Renewed { call, result });
             }
-            // Nothing is held here: there is no fetch to give credit to, and nothing to release.
-            Event::FetchCredit { .. } | Event::Release { .. } => {}
+            Event::Release { handoff } => self.release_moved(&handoff, out),
+            Event::Move { request, attempt } => self.move_away(&request, attempt, now, out),
             Event::Fence { request, attempt } => self.fence(&request, attempt, now, out),
             Event::Fetched { call, item } => self.fetched(call, item, now, out),
             Event::FetchFailed { call, error } => {
@@ -467,6 +480,7 @@ impl<M: Model> Core for DecodeCore<M> {
         for event in events {
             self.take(event, step, out);
         }
+        self.leave_all(step.end, out);
         Some(StepSize { tokens: batch_tokens, sequences: batch_sequences })
     }
 
@@ -479,7 +493,8 @@ impl<M: Model> Core for DecodeCore<M> {
             Phase::Fetching(incoming) => Some(incoming.renew_at),
             Phase::Running | Phase::Ended => None,
         };
-        self.jobs.values().flat_map(|job| deadline(job).into_iter().chain(renewal(job))).min()
+        let jobs = self.jobs.values().flat_map(|job| deadline(job).into_iter().chain(renewal(job)));
+        jobs.chain(self.outgoing.next_deadline()).chain(self.owner.next_expiry()).min()
     }
 
     fn gauges(&self) -> Gauges {
@@ -489,10 +504,11 @@ impl<M: Model> Core for DecodeCore<M> {
             blocks: self.engine.kv_counts(),
             sequences: counts,
             preemptions: self.engine.preemptions(),
-            leases: self.holds.len(),
+            leases: self.owner.leases(),
             // Each sequence has at least one block, or will.
-            orphaned_blocks: in_engine.saturating_sub(self.sequences.len()),
+            orphaned_blocks: in_engine.saturating_sub(self.sequences.len() + self.outgoing.moved.len()),
             draining: self.draining,
+            moves: self.outgoing.counts,
         }
     }
 
@@ -511,6 +527,7 @@ impl<M: Model> Core for DecodeCore<M> {
     }
 
     fn is_idle(&self) -> bool {
-        self.jobs.is_empty()
+        let is_held = !planted::is(Bug::IdleWhileHolding) && !self.outgoing.moved.is_empty();
+        self.jobs.is_empty() && !is_held && !self.owner.is_sending()
     }
 }

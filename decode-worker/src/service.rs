@@ -7,7 +7,7 @@ use futures::stream::{self, BoxStream};
 use node::telemetry::Span;
 use proto::convert::required;
 use proto::wire::decode_server::Decode;
-use proto::{Error, Generation, Handoff, wire};
+use proto::{Attempt, Error, Generation, Handoff, RequestId, wire};
 use tonic::{Request, Response, Status};
 use worker::core::DecodeItem;
 use worker::shell::Handle;
@@ -48,6 +48,18 @@ impl Decode for DecodeService {
         let stream = stream.inspect_err(|error| span.fail(error))?;
         let stages = Stages { span, fused, since: Instant::now(), generating: Span::default() };
         Ok(Response::new(stream::unfold(Outgoing { stream, tokens: 0, stages }, Outgoing::next).boxed()))
+    }
+
+    async fn r#move(
+        &self,
+        request: Request<wire::MoveRequest>,
+    ) -> Result<Response<wire::MoveResponse>, Status> {
+        let wire::MoveRequest { request, attempt } = request.into_inner();
+        if request.is_empty() {
+            return Err(Error::invalid("request", "must not be empty").into());
+        }
+        self.shell.move_away(RequestId(request), Attempt(attempt)).await?;
+        Ok(Response::new(wire::MoveResponse {}))
     }
 }
 
@@ -91,6 +103,11 @@ impl Stages {
             Ok(DecodeItem::Token(token)) if tokens == 0 || token.finish.is_some() => token,
             Ok(DecodeItem::Admitted { skipped_tokens }) => {
                 return self.span.count("baton.tokens.cached", *skipped_tokens);
+            }
+            Ok(DecodeItem::Moved { .. }) => {
+                self.generating.count("baton.tokens", tokens);
+                // Nor does the reader of this come back.
+                return drop((std::mem::take(&mut self.generating), std::mem::take(&mut self.span)));
             }
             Ok(DecodeItem::Token(_)) => return,
             Err(error) => return self.span.fail(error),

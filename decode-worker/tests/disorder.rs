@@ -71,6 +71,7 @@ fn kind(action: &Action) -> &'static str {
         Action::Prefill { item: PrefillItem::Done { .. }, .. } => "done",
         Action::Decode { item: DecodeItem::Admitted { .. }, .. } => "admitted",
         Action::Decode { item: DecodeItem::Token(_), .. } => "token",
+        Action::Decode { item: DecodeItem::Moved { .. }, .. } => "moved",
         Action::Fetch { item: FetchItem::Header { .. }, .. } => "header",
         Action::Fetch { item: FetchItem::Block(_), .. } => "block",
         Action::Fetch { item: FetchItem::End { .. }, .. } => "end",
@@ -161,6 +162,10 @@ impl<C: Core> World<C> {
             }
             4 | 5 => Event::FetchCredit { call: self.any_call()?, items: self.dice.below(4) },
             6 => Event::Renew { handoff: self.handoff()?, call: self.open() },
+            7 if self.dice.below(3) == 0 => Event::Move {
+                request: ["a", "b", "c"][self.dice.below(3)].into(),
+                attempt: Attempt(self.dice.below(4) as u32),
+            },
             7 if self.dice.below(2) == 0 => Event::Release { handoff: self.handoff()? },
             7 => Event::Fence {
                 request: ["a", "b", "c"][self.dice.below(3)].into(),
@@ -200,7 +205,8 @@ impl<C: Core> World<C> {
         for action in actions {
             self.ledger.check(&action);
             match action {
-                Action::Prefill { item: PrefillItem::Issued { handoff, .. }, .. } => {
+                Action::Prefill { item: PrefillItem::Issued { handoff, .. }, .. }
+                | Action::Decode { item: DecodeItem::Moved { handoff }, .. } => {
                     self.handoffs.push(handoff);
                 }
                 Action::StartFetch { call, handoff, skip, .. } => started.push((call, handoff, skip)),
@@ -336,5 +342,5 @@ fn a_decode_worker_keeps_its_promises() {
         world.core.engine().check().expect("block accounting");
         done.append(&mut world.ledger.done);
     }
-    expect!["DEADLINE, INVALID_ARGUMENT, QUEUE_FULL, STALE_ATTEMPT, STALE_EPOCH, UNKNOWN_HANDOFF, WORKER_LOST, admitted, closed, fetch given up, fetch started, not renewed, release, renewal, token"].assert_eq(&Vec::from_iter(done).join(", "));
+    expect!["DEADLINE, INVALID_ARGUMENT, LEASE_EXPIRED, QUEUE_FULL, STALE_ATTEMPT, STALE_EPOCH, UNKNOWN_HANDOFF, WORKER_LOST, admitted, closed, fetch given up, fetch started, moved, not renewed, release, renewal, renewed, token"].assert_eq(&Vec::from_iter(done).join(", "));
 }

@@ -222,6 +222,11 @@ fn fused() {
     check("fused.txt");
 }
 
+#[test]
+fn moving() {
+    check("moving.txt");
+}
+
 /// A planted bug that no scenario sees would be none.
 #[cfg(feature = "planted")]
 mod planted {
@@ -250,6 +255,11 @@ mod planted {
         check(Bug::ReleaseIgnoredOnReject, &format!("{WORKER}{other_fills_it}{DECODE}"));
         check(Bug::TokenBeforeProof, &format!("{WORKER}{DECODE}> rest 1"));
         check(Bug::DeadlineNotCheckedInTransfer, &format!("{WORKER}{DECODE}> wait 5s"));
+        let moved = format!("{WORKER}> decode 2 a.0 tokens=10 from=H1\n> rest 1\n> step\n> move a.0\n");
+        check(Bug::MovedTokenBefore, &format!("{moved}> fetch 4 H2\n> credit 4 9"));
+        check(Bug::MovedWithoutLease, &format!("{moved}> wait 10s"));
+        check(Bug::FenceSparesMoved, &format!("{moved}> fence a.1"));
+        check(Bug::IdleWhileHolding, &moved);
     }
 
     #[test]

@@ -165,6 +165,7 @@ impl Pair {
                     match item {
                         DecodeItem::Admitted { skipped_tokens } => outcome.skipped = skipped_tokens,
                         DecodeItem::Token(token) => outcome.tokens.push(token),
+                        DecodeItem::Moved { .. } => panic!("nobody asked for that"),
                     }
                 }
                 Action::StartFetch { call, handoff, skip, .. } => {

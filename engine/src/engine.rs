@@ -372,7 +372,7 @@ impl<M: Model> Engine<M> {
     }
 
     /// Takes the checksums of the last block of a complete sequence, if it is partial.
-    fn seal_tail(&mut self, id: SequenceId) {
+    pub(crate) fn seal_tail(&mut self, id: SequenceId) {
         let block_tokens = self.layout().block_tokens;
         let sequence = self.scheduler.planned(id);
         let tokens = sequence.computed % block_tokens;

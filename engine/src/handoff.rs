@@ -1,5 +1,5 @@
-//! The half of the engine that moves KV between engines: export on one side; reserve, import and activate on the
-//! other.
+//! The half of the engine that moves KV between engines: hand over and export on one side; reserve, import and
+//! activate on the other.
 //!
 //! What makes a hand-off safe is here (invariant I2): checksums are those taken at seal, every slab that arrives is
 //! verified, and a sequence decodes only once all its tokens have arrived and the digest binds them to the
@@ -17,7 +17,7 @@ use crate::grammar;
 use crate::kv::slab;
 use crate::model::{KvMemory, Model};
 use crate::planted::{self, Bug};
-use crate::report::{KvBlock, Reservation};
+use crate::report::{HandedOver, KvBlock, Reservation};
 use crate::sequence::{Sequence, SequenceId, SequenceSpec, State, Until};
 
 /// What has been imported for a reserved sequence.
@@ -194,6 +194,35 @@ impl<M: Model> Engine<M> {
         self.scheduler.activate(id);
         self.arrivals.remove(&id);
         Ok(None)
+    }
+
+    /// Stops a running sequence between two steps and keeps it to be fetched: everything that is computed is sealed, its
+    /// partial last block too, and from now on it is held like one that was computed for it. Gives what its KV is of.
+    ///
+    /// `None`, and nothing is changed, when there is no such sequence, it does not run, more than its last token is
+    /// still to be computed, or it has not given a token here yet that takes the prompt's report along.
+    pub fn hand_over(&mut self, id: SequenceId) -> Option<HandedOver> {
+        let sequence = self.scheduler.get(id)?;
+        let is_whole = sequence.state == State::Running && sequence.computed > 0 && sequence.remaining() == 1;
+        if !is_whole || sequence.is_for_hold() || sequence.report.is_some() {
+            return None;
+        }
+        let (&next, tokens) = sequence.spec.tokens.split_last()?;
+        let handed_over = HandedOver { tokens: tokens.to_vec(), next };
+        let full = sequence.computed / self.kv.layout().block_tokens;
+        self.scheduler.planned(id).spec.until = Until::FirstToken;
+        for block in 0..full {
+            // Without a prefix cache nobody has wanted their checksums so far.
+            let place = self.scheduler.planned(id).blocks[block];
+            if self.scheduler.pool.checksums(place).is_empty() {
+                self.seal_full(id, block..block + 1);
+            }
+        }
+        if !planted::is(Bug::HandedOverUnsealed) {
+            self.seal_tail(id);
+        }
+        self.scheduler.hold(id);
+        Some(handed_over)
     }
 
     /// Sealed KV of a sequence that is held, or is computed to be: the block whose first token is `first`, with the

@@ -31,5 +31,7 @@ pub mod sim;
 pub mod watermark;
 
 pub use crate::engine::{Engine, EngineConfig};
-pub use crate::report::{EngineEvent, KvBlock, KvCounts, Reservation, SequenceCounts, StepReport};
+pub use crate::report::{
+    EngineEvent, HandedOver, KvBlock, KvCounts, Reservation, SequenceCounts, StepReport,
+};
 pub use crate::sequence::{SequenceId, SequenceSpec, Until};

@@ -19,11 +19,13 @@ pub enum Bug {
     ForkWithoutCopy,
     /// A token's random number depends on how many tokens this attempt generated, not on its position.
     RandomByAttempt,
+    /// A running sequence that is handed over keeps its last block unsealed.
+    HandedOverUnsealed,
 }
 
 impl Bug {
     /// Every bug.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::ChecksumAtSend,
         Self::FreeBeforeQuiescence,
         Self::ActivateWithoutProof,
@@ -31,6 +33,7 @@ impl Bug {
         Self::CacheBeforeProof,
         Self::ForkWithoutCopy,
         Self::RandomByAttempt,
+        Self::HandedOverUnsealed,
     ];
 }
 

@@ -74,6 +74,15 @@ impl EngineEvent {
     }
 }
 
+/// A sequence that [`hand_over`](crate::Engine::hand_over) has stopped.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HandedOver {
+    /// The tokens whose KV is held.
+    pub tokens: Vec<TokenId>,
+    /// The token that follows them, the last one that was generated.
+    pub next: TokenId,
+}
+
 /// Answer to [`reserve`](crate::Engine::reserve).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reservation {

@@ -20,26 +20,25 @@ use proto::{
     Attempt, Error, FinishReason, Generation, Handoff, PromptReport, Reason, RequestId, Token, TokenId,
     TokenLogprob,
 };
-use worker::core::{Action, CallId, Core, Event, Gauges, Now, PrefillItem, StepSize};
+use worker::core::{Action, CallId, Core, Event, Gauges, Moves, Now, PrefillItem, StepSize};
 use worker::core_config::CoreConfig;
 use worker::dump::CoreDump;
 use worker::fences::{FENCES_MAX, Fences};
-use worker::holds::{Holds, Issue};
-use worker::planted::{self, Bug, engine_bugs};
-use worker::sending::{Sending, Source};
+use worker::holds::Issue;
+use worker::owner::Owner;
+use worker::planted::{self, Bug};
+use worker::sending::Source;
 
 /// See the module.
 pub struct PrefillCore<M: Model> {
     engine: Engine<M>,
     config: CoreConfig,
     fences: Fences,
-    holds: Holds,
+    owner: Owner,
     /// Every sequence of the engine, and nothing else.
     jobs: BTreeMap<SequenceId, Job>,
     /// The routers' calls that are open.
     calls: BTreeMap<CallId, SequenceId>,
-    /// The fetches that are open.
-    sendings: BTreeMap<CallId, Sending>,
     /// Sequences of the last batch.
     last_batch: usize,
     draining: bool,
@@ -86,12 +85,11 @@ impl<M: Model> PrefillCore<M> {
     pub fn new(engine: Engine<M>, config: CoreConfig) -> Self {
         Self {
             fences: Fences::new(config.fence_ttl, FENCES_MAX),
-            holds: Holds::new(&config, engine.layout()),
+            owner: Owner::new(&config, engine.layout()),
             engine,
             config,
             jobs: BTreeMap::new(),
             calls: BTreeMap::new(),
-            sendings: BTreeMap::new(),
             last_batch: 0,
             draining: false,
             now: Now::ZERO,
@@ -156,20 +154,11 @@ impl<M: Model> PrefillCore<M> {
         self.jobs.iter().filter(|(_, job)| is_meant(job)).map(|(&sequence, _)| sequence).collect()
     }
 
-    /// Ends a job in any phase: who waits for it is told, its fetch is closed, its blocks are freed.
-    ///
-    /// The order proves invariant I3, no reuse before quiescence: blocks leave the engine only in `export`, as a
-    /// copy made on this very thread, and only for a fetch in `sendings`. Once the fetch is out of that table
-    /// nothing reads the blocks, so they may be freed right after; what the shell still has to write is copies, and
-    /// the error that follows them tells the peer that they are worth nothing.
+    /// Ends a job in any phase: who waits for it is told, its fetch is closed, and after that its blocks are freed
+    /// (invariant I3, see [`Owner::end`]).
     fn end(&mut self, sequence: SequenceId, error: &Error, out: &mut Vec<Action>) {
         let Some(job) = self.jobs.remove(&sequence) else { return };
-        if let Some(fetch) = self.holds.end(sequence, error.reason)
-            && !engine_bugs::is(engine_bugs::Bug::FreeBeforeQuiescence)
-        {
-            self.sendings.remove(&fetch);
-            out.push(Action::Close { call: fetch, error: Some(error.clone()) });
-        }
+        self.owner.end(sequence, error, out);
         // Of a sequence in any state; blocks that are sealed and full stay as prefix cache.
         self.engine.cancel(sequence);
         if let Some(call) = job.call {
@@ -186,7 +175,7 @@ impl<M: Model> PrefillCore<M> {
             let waited = now.saturating_sub(self.jobs[&sequence].arrived);
             self.end(sequence, &deadline_passed(waited), out);
         }
-        for sequence in self.holds.expired(now) {
+        for sequence in self.owner.expired(now) {
             let message = format!("{:?} went by without a renewal", self.config.lease_ttl);
             self.end(sequence, &Error::new(Reason::LeaseExpired, message), out);
         }
@@ -200,50 +189,18 @@ impl<M: Model> PrefillCore<M> {
         now: Now,
         out: &mut Vec<Action>,
     ) -> Result<(), Error> {
-        let sequence = self.holds.authorise(handoff, &self.fences)?;
-        let job = self.jobs.get(&sequence).expect("a hold ends with its job");
-        let source = Source {
-            sequence,
-            handoff: handoff.id,
-            tokens: Arc::clone(&job.tokens),
-            first_token: job.first_token,
+        let jobs = &self.jobs;
+        let source = |sequence| {
+            let job: &Job = jobs.get(&sequence).expect("a hold ends with its job");
+            let (tokens, first_token) = (Arc::clone(&job.tokens), job.first_token);
+            Source { sequence, handoff: handoff.id, tokens, first_token }
         };
-        if let Some(earlier) = self.holds.attach(sequence, call, now) {
-            self.sendings.remove(&earlier);
-            let error = Error::new(Reason::Truncated, "replaced by a later fetch of the same hand-off");
-            out.push(Action::Close { call: earlier, error: Some(error) });
-        }
-        let sending = Sending::new(call, source, skip, self.engine.layout().block_tokens);
-        self.sendings.insert(call, sending);
-        Ok(())
-    }
-
-    /// Sends what a fetch can get now, and ends it with its last item.
-    fn pump(&mut self, fetch: CallId, out: &mut Vec<Action>) {
-        let Some(sending) = self.sendings.get_mut(&fetch) else { return };
-        let sequence = sending.sequence();
-        let error = match sending.pump(&self.engine, out) {
-            Ok(false) => return,
-            Ok(true) => None,
-            Err(error) => Some(error),
-        };
-        self.sendings.remove(&fetch);
-        self.holds.detach(sequence, fetch);
-        out.push(Action::Close { call: fetch, error });
-    }
-
-    fn pump_sequence(&mut self, sequence: SequenceId, out: &mut Vec<Action>) {
-        if let Some(fetch) = self.holds.transfer(sequence) {
-            self.pump(fetch, out);
-        }
+        self.owner.start_fetch((call, skip), handoff, (&self.fences, now), source, out)
     }
 
     /// The peer of a call went away.
     fn dropped(&mut self, call: CallId, out: &mut Vec<Action>) {
-        if let Some(sending) = self.sendings.remove(&call) {
-            // The hold stays: the peer may come back, and if it does not, the lease runs out.
-            self.holds.detach(sending.sequence(), call);
-        }
+        self.owner.dropped(call);
         let Some(sequence) = self.calls.remove(&call) else { return };
         let job = self.jobs.get_mut(&sequence).expect("an open call has a job");
         job.call = None;
@@ -254,7 +211,7 @@ impl<M: Model> PrefillCore<M> {
     }
 
     fn release(&mut self, handoff: &Handoff, out: &mut Vec<Action>) {
-        if let Some(sequence) = self.holds.released(handoff) {
+        if let Some(sequence) = self.owner.released(handoff) {
             // UNKNOWN_HANDOFF is what the reference is worth from now on, and unlike CANCELLED it lets a router
             // whose decode worker refused the hand-off try again.
             self.end(sequence, &Error::new(Reason::UnknownHandoff, "the hand-off was released"), out);
@@ -264,7 +221,7 @@ impl<M: Model> PrefillCore<M> {
     fn take(&mut self, event: EngineEvent, step: Step, out: &mut Vec<Action>) {
         match event {
             EngineEvent::Scheduled { id, cached } => self.issue(id, cached, step.start, out),
-            EngineEvent::Sealed { id, .. } => self.pump_sequence(id, out),
+            EngineEvent::Sealed { id, .. } => self.owner.sealed(id, &self.engine, out),
             EngineEvent::Token { id, index, token, logprob, top, prompt, finish } => {
                 let sampled = Sampled { index, token, logprob, top, prompt, finish };
                 self.complete(id, sampled, step, out);
@@ -276,7 +233,7 @@ impl<M: Model> PrefillCore<M> {
     /// The first chunk was scheduled: decode may start to fetch.
     fn issue(&mut self, sequence: SequenceId, cached_tokens: usize, now: Now, out: &mut Vec<Action>) {
         let Some(job) = self.jobs.get_mut(&sequence) else { return };
-        let handoff = self.holds.issue(Issue {
+        let handoff = self.owner.issue(Issue {
             sequence,
             request: job.request.clone(),
             attempt: job.attempt,
@@ -313,14 +270,9 @@ impl<M: Model> PrefillCore<M> {
             };
             out.push(Action::Prefill { call, item: PrefillItem::Done { token, prefill } });
             out.push(Action::Close { call, error: None });
-            self.holds.stream_closed(sequence, step.end);
+            self.owner.stream_closed(sequence, step.end);
         }
-        if let Some(fetch) = self.holds.transfer(sequence) {
-            if let Some(sending) = self.sendings.get_mut(&fetch) {
-                sending.complete(sampled.token);
-            }
-            self.pump(fetch, out);
-        }
+        self.owner.complete(sequence, sampled.token, &self.engine, out);
     }
 
     /// Held blocks that neither an open call nor an unexpired lease accounts for. Counted from the engine's side,
@@ -329,7 +281,7 @@ impl<M: Model> PrefillCore<M> {
         let counts = self.engine.sequence_counts();
         let in_engine = counts.waiting + counts.running + counts.preempted + counts.reserved + counts.held;
         let is_alive = |sequence: &SequenceId, job: &Job| {
-            job.call.is_some() || self.holds.lease_runs(*sequence, self.now)
+            job.call.is_some() || self.owner.lease_runs(*sequence, self.now)
         };
         let alive = self.jobs.iter().filter(|(sequence, job)| is_alive(sequence, job));
         let (mut owners, mut owned) = (0, 0);
@@ -372,19 +324,19 @@ impl<M: Model> Core for PrefillCore<M> {
                 }
             }
             Event::FetchCredit { call, items } => {
-                if let Some(sending) = self.sendings.get_mut(&call) {
-                    sending.add_credit(items);
-                    self.pump(call, out);
-                }
+                self.owner.add_credit(call, items, &self.engine, out);
             }
             Event::Renew { call, handoff } => {
-                let result = self.holds.renew(&handoff, &self.fences, now);
+                let result = self.owner.renew(&handoff, &self.fences, now);
                 out.push(Action::Renewed { call, result });
             }
             Event::Release { handoff } => self.release(&handoff, out),
             Event::Fence { request, attempt } => self.fence(&request, attempt, now, out),
-            // A prefill worker opens no calls, so nothing of these can be meant for it.
-            Event::Fetched { .. } | Event::FetchFailed { .. } | Event::RenewAnswered { .. } => {}
+            // A prefill worker opens no calls and has no tokens to go on with, so nothing of these can be meant for it.
+            Event::Move { .. }
+            | Event::Fetched { .. }
+            | Event::FetchFailed { .. }
+            | Event::RenewAnswered { .. } => {}
             Event::Dropped { .. } | Event::Tick => {}
             Event::Drain => self.draining = true,
         }
@@ -417,7 +369,7 @@ impl<M: Model> Core for PrefillCore<M> {
 
     fn next_wake(&self) -> Option<Now> {
         let deadline = self.jobs.values().map(|job| job.deadline).min();
-        deadline.into_iter().chain(self.holds.next_expiry()).min()
+        deadline.into_iter().chain(self.owner.next_expiry()).min()
     }
 
     fn gauges(&self) -> Gauges {
@@ -425,9 +377,10 @@ impl<M: Model> Core for PrefillCore<M> {
             blocks: self.engine.kv_counts(),
             sequences: self.engine.sequence_counts(),
             preemptions: self.engine.preemptions(),
-            leases: self.holds.len(),
+            leases: self.owner.leases(),
             orphaned_blocks: self.orphaned_blocks(),
             draining: self.draining,
+            moves: Moves::default(),
         }
     }
 
@@ -448,6 +401,6 @@ impl<M: Model> Core for PrefillCore<M> {
     }
 
     fn is_idle(&self) -> bool {
-        self.jobs.is_empty() && self.sendings.is_empty()
+        self.jobs.is_empty() && !self.owner.is_sending()
     }
 }

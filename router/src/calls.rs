@@ -67,6 +67,10 @@ impl Side for Decode {
         match item.event.ok_or_else(|| Error::invalid("event", "is required"))? {
             Item::Admitted(_) => Ok(Event::DecodeAdmitted { attempt }),
             Item::Token(token) => Ok(Event::DecodeToken { attempt, token: token.try_into()? }),
+            Item::Moved(moved) => {
+                let handoff = moved.handoff.ok_or_else(|| Error::invalid("handoff", "is required"))?;
+                Ok(Event::DecodeMoved { attempt, handoff: handoff.try_into()? })
+            }
         }
     }
 
@@ -161,10 +165,22 @@ fn heard<S: Side>(attempt: Attempt, answer: Result<Streaming<S::Item>, Status>) 
     up_to_last.boxed()
 }
 
-/// Time for one try to fence.
+/// Time for one try to fence, or to ask for a move.
 const FENCE_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(1);
 /// Tries to fence. A worker that cannot be reached in all of them is as good as dead, and its epoch with it.
 const FENCE_TRIES: u32 = 3;
+
+/// Asks a decode worker to give a sequence away. Once: if the question is lost, the sequence ends where it is.
+pub(crate) async fn ask_to_move(network: Network, worker: String, request: RequestId, attempt: Attempt) {
+    let mut client = node::limits!(DecodeClient::new(network.connect(&worker)));
+    let message = wire::MoveRequest { request: request.0.clone(), attempt: attempt.0 };
+    let mut call = Request::new(message);
+    call.set_timeout(FENCE_TIMEOUT);
+    if let Err(status) = client.r#move(call).await {
+        let error = Error::from(status);
+        tracing::debug!(%request, worker, attempt = attempt.0, %error, "the question to move did not arrive");
+    }
+}
 
 /// Tells a worker to refuse attempts below this one.
 pub(crate) async fn fence(network: Network, worker: String, request: RequestId, attempt: Attempt) {

@@ -23,6 +23,11 @@
 //! fence that tells them apart is the attempt. One rule for every order of failures is worth the recomputed prompt,
 //! most of which the prefix cache has. Late events of an earlier attempt carry its number and are ignored.
 //!
+//! **A decode worker that drains** is asked to hand its sequence over ([`Action::Move`]) when another one could go on
+//! with it. Its stream then ends with a hand-off ([`Event::DecodeMoved`]), and within the same attempt decode starts
+//! anew elsewhere, as it did after prefill: with the tokens so far but the last, which follows the KV. A move that fails
+//! in any way fails the attempt, and where there is no other worker nothing is asked: the sequence ends where it is.
+//!
 //! **Refusals** for want of room (OUT_OF_BLOCKS, QUEUE_FULL) are no failures of anybody: they do not count towards
 //! `attempts_max`, but the request gives up with that reason when nothing but refusals came for `retry_window`.
 //!
@@ -35,7 +40,7 @@ mod attempt;
 
 use std::time::Duration;
 
-use proto::{Attempt, Error, FinishReason, Generation, Handoff, Placed, Reason, RequestId, Token};
+use proto::{Attempt, Error, FinishReason, Generation, Handoff, Placed, Reason, RequestId, Role, Token};
 
 use crate::planted::{self, Bug};
 use crate::pools::{Placement, PlacementMode, Pools};
@@ -90,6 +95,8 @@ pub enum Event {
     DecodeAdmitted { attempt: Attempt },
     /// Decode has made a token.
     DecodeToken { attempt: Attempt, token: Token },
+    /// Decode stands still and holds the KV for another worker: the call's last item.
+    DecodeMoved { attempt: Attempt, handoff: Handoff },
     /// The decode call ended: with an error, or cleanly. May follow the last token, and is then without effect.
     DecodeEnded { attempt: Attempt, error: Option<Error> },
     /// A worker joined, left, or changed its state.
@@ -109,6 +116,7 @@ impl Event {
             | Self::PrefillEnded { attempt, .. }
             | Self::DecodeAdmitted { attempt }
             | Self::DecodeToken { attempt, .. }
+            | Self::DecodeMoved { attempt, .. }
             | Self::DecodeEnded { attempt, .. } => Some(*attempt),
             Self::Start | Self::PoolsChanged | Self::ClientGone | Self::Tick => None,
         }
@@ -121,7 +129,8 @@ impl Event {
 pub enum Action {
     /// Open a prefill call at the worker. At most one is open at a time.
     StartPrefill { worker: String, generation: Generation },
-    /// Open a decode call at the worker. At most one is open at a time.
+    /// Open a decode call at the worker. At most one is open at a time; what an earlier one may still say is nobody's
+    /// business.
     StartDecode { worker: String, generation: Generation, handoff: Option<Handoff> },
     /// Give up the open prefill call.
     DropPrefill,
@@ -129,6 +138,11 @@ pub enum Action {
     DropDecode,
     /// Tell the worker to refuse attempts of the request below this one.
     Fence { worker: String, request: RequestId, attempt: Attempt },
+    /// Ask the worker to hand over the sequence of the open decode call.
+    Move { worker: String, request: RequestId, attempt: Attempt },
+    /// A move is over: the first token has come from the new worker, or the attempt has failed first, perhaps without a
+    /// new worker. Nothing to carry out: it is for logs and metrics.
+    Moved { from: String, to: Option<String>, outcome: Result<(), Error> },
     /// An attempt has failed and another will be made. Nothing to carry out: it is for logs and metrics.
     Retry { failed: Attempt, cause: Error },
     /// Send to the client.
@@ -265,7 +279,7 @@ impl Dispatch {
                 self.end(Err(Error::new(Reason::Deadline, message)), out);
             }
             Event::PoolsChanged | Event::Tick => self.look_again(pools, now, out),
-            event => self.on_call(event, now, out),
+            event => self.on_call(event, pools, now, out),
         }
         self.ask_for_wake(out);
     }
@@ -310,6 +324,7 @@ impl Dispatch {
         match self.phase {
             Phase::Unplaceable { .. } => self.place(pools, now, out),
             Phase::BackingOff { until } if now >= until => self.place(pools, now, out),
+            Phase::Running(_) => self.consider_move(pools, out),
             _ => {}
         }
     }
@@ -346,14 +361,43 @@ impl Dispatch {
         self.phase = Phase::Running(Running::start(placement, &self.generation, out));
     }
 
+    /// Asks for the sequence where it is on a worker that drains, if another could go on with it.
+    fn consider_move(&mut self, pools: &Pools, out: &mut Vec<Action>) {
+        let Phase::Running(running) = &mut self.phase else { return };
+        let Some(worker) = running.may_move().filter(|worker| pools.is_draining(worker)) else { return };
+        if pools.has_other(Role::Decode, &self.generation.model, worker) {
+            let Generation { request, attempt, .. } = &self.generation;
+            out.push(Action::Move { worker: worker.to_owned(), request: request.clone(), attempt: *attempt });
+            running.asked_to_move();
+        }
+    }
+
+    /// Goes on elsewhere with a sequence that its decode worker has given away.
+    fn move_on(&mut self, pools: &Pools, now: Now, out: &mut Vec<Action>) {
+        let Phase::Running(running) = &mut self.phase else { return };
+        let source = running.source().unwrap_or_default().to_owned();
+        let placed = pools.place_other(Role::Decode, &self.generation.model, &self.failed, &source);
+        match placed {
+            Some(worker) => running.go_on(worker, &self.generation, out),
+            None => {
+                let message = format!("no decode worker but {source} can go on");
+                let failure = Failure::of_decode(Error::new(Reason::WorkerLost, message));
+                self.attempt_failed(failure, now, out);
+            }
+        }
+    }
+
     /// Takes in what a call of the present attempt says.
-    fn on_call(&mut self, event: Event, now: Now, out: &mut Vec<Action>) {
+    fn on_call(&mut self, event: Event, pools: &Pools, now: Now, out: &mut Vec<Action>) {
         let Phase::Running(running) = &mut self.phase else { return };
         if event.attempt() != Some(self.generation.attempt) {
             return;
         }
+        let is_admission = matches!(event, Event::DecodeAdmitted { .. });
         match running.on(event, &mut self.generation, self.config.early_tokens_max, out) {
+            Ok(Progress::None) if is_admission => self.consider_move(pools, out),
             Ok(Progress::None) => {}
+            Ok(Progress::Moved) => self.move_on(pools, now, out),
             Ok(Progress::Decoded) => {
                 self.streak = 0;
                 self.refused_since = None;
@@ -390,6 +434,7 @@ impl Dispatch {
     /// Drops the calls of the running attempt, fences its workers against it, and remembers who failed.
     fn abandon(&mut self, failure: &Failure, next: Attempt, out: &mut Vec<Action>) {
         let Phase::Running(running) = &mut self.phase else { return };
+        out.extend(running.end_of_move(Err(failure.error.clone())));
         if !planted::is(Bug::CallsOutliveAttempt) {
             running.drop_calls(out);
         }

@@ -23,6 +23,10 @@ pub(crate) fn describe() {
         "baton_router_placements_total",
         "Placements by kind, split or fused, and whether of a probe."
     );
+    describe_counter!(
+        "baton_router_moves_total",
+        "Sequences that a decode worker gave away, by outcome: OK or why they were replayed."
+    );
     describe_gauge!("baton_router_workers", "Members by role and state.");
     describe_counter!("baton_router_workers_refused_total", "Workers refused for a mismatch, by reason.");
     // A state that no request is in reads 0, not nothing.
@@ -53,6 +57,12 @@ pub(crate) fn retried(cause: Reason, probe: bool) {
 /// An attempt was placed.
 pub(crate) fn placed(kind: PlacementKind, probe: bool) {
     counter!("baton_router_placements_total", "kind" => kind.name(), "probe" => label(probe)).increment(1);
+}
+
+/// A sequence that a decode worker gave away goes on at another, or does not.
+pub(crate) fn moved(outcome: &Result<(), Error>) {
+    let outcome = outcome.as_ref().map_or_else(|error| error.reason.name(), |()| "OK");
+    counter!("baton_router_moves_total", "outcome" => outcome).increment(1);
 }
 
 /// A worker was refused.

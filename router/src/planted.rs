@@ -20,11 +20,17 @@ pub enum Bug {
     CallsOutliveAttempt,
     /// The end of a request leaves a hand-off that nobody took to its lease.
     EndLeavesHandoff,
+    /// A sequence that moves is continued elsewhere with its last token, whose KV nobody has.
+    MoveKeepsLastToken,
+    /// When a move fails, the worker that the sequence came from is not fenced.
+    MoveLeavesSource,
+    /// A request that ends while it was asked to move leaves the hold that may have come of it.
+    EndForgetsMove,
 }
 
 impl Bug {
     /// Every bug.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 11] = [
         Self::AttemptNotRaised,
         Self::EmitUnorderedTokens,
         Self::FirstTokenNotAwaited,
@@ -33,6 +39,9 @@ impl Bug {
         Self::NoFence,
         Self::CallsOutliveAttempt,
         Self::EndLeavesHandoff,
+        Self::MoveKeepsLastToken,
+        Self::MoveLeavesSource,
+        Self::EndForgetsMove,
     ];
 }
 

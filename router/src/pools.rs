@@ -270,10 +270,10 @@ impl Pools {
         if let Some(placement) = beside.and_then(|placed| self.beside(model, mode, failed, placed)) {
             return Ok(placement);
         }
-        let decode = self.next(Role::Decode, model, failed);
+        let decode = self.next(Role::Decode, model, failed, None);
         let prefill = match mode {
             PlacementMode::Fused => None,
-            PlacementMode::Auto | PlacementMode::Split => self.next(Role::Prefill, model, failed),
+            PlacementMode::Auto | PlacementMode::Split => self.next(Role::Prefill, model, failed, None),
         };
         let Some(decode) = decode else { return Err(self.unplaceable(Role::Decode, model)) };
         if prefill.is_none() && mode == PlacementMode::Split {
@@ -320,11 +320,12 @@ impl Pools {
             .filter(|worker| worker.state() == WorkerState::Live)
     }
 
-    /// The worker of the policy among those that have not failed the request; without such, the one that failed it
-    /// longest ago.
-    fn next(&self, role: Role, model: &str, failed: &[String]) -> Option<&Worker> {
+    /// The worker of the policy, other than `but`, among those that have not failed the request; without such, the one
+    /// that failed it longest ago.
+    fn next(&self, role: Role, model: &str, failed: &[String], but: Option<&str>) -> Option<&Worker> {
         let failure = |worker: &Worker| failed.iter().rposition(|address| *address == worker.address);
-        let unfailed = || self.live(role, model).filter(|worker| failure(worker).is_none());
+        let others = || self.live(role, model).filter(|worker| but != Some(worker.address.as_str()));
+        let unfailed = || others().filter(|worker| failure(worker).is_none());
         let candidate = |(id, worker): (usize, &Worker)| Candidate {
             id,
             turn: worker.turn.load(Ordering::Relaxed),
@@ -332,7 +333,7 @@ impl Pools {
         };
         match self.chooser.choose(unfailed().enumerate().map(candidate)) {
             Some(chosen) => unfailed().nth(chosen),
-            None => self.live(role, model).min_by_key(|worker| failure(worker)),
+            None => others().min_by_key(|worker| failure(worker)),
         }
     }
 
@@ -341,6 +342,29 @@ impl Pools {
         worker.turn.store(turn, Ordering::Relaxed);
         let epoch = worker.description.as_ref().map_or(WorkerEpoch(0), |description| description.epoch);
         PlacedWorker { address: worker.address.clone(), epoch, load: Load::one_more_at(worker) }
+    }
+
+    /// True when the worker has said that it drains.
+    pub fn is_draining(&self, address: &str) -> bool {
+        let worker = self.workers.iter().find(|worker| worker.address == address);
+        worker.is_some_and(|worker| worker.state() == WorkerState::Draining)
+    }
+
+    /// True when a worker of that role other than `address` takes requests for the model.
+    pub fn has_other(&self, role: Role, model: &str, address: &str) -> bool {
+        self.live(role, model).any(|worker| worker.address != address)
+    }
+
+    /// Chooses a worker of that role other than `address` for what `address` gives away; see [`place`](Self::place) for
+    /// `failed`.
+    pub fn place_other(
+        &self,
+        role: Role,
+        model: &str,
+        failed: &[String],
+        address: &str,
+    ) -> Option<PlacedWorker> {
+        self.next(role, model, failed, Some(address)).map(|worker| self.take_turn(worker))
     }
 
     /// Says why no worker of that role can take a request for the model.

@@ -178,6 +178,19 @@ impl Route {
                     drop(permit);
                 }));
             }
+            Action::Move { worker, request, attempt } => {
+                debug!(request = %self.request, worker, "asking for the sequence");
+                let asks = calls::ask_to_move(network.clone(), worker, request, attempt);
+                // Ends within its time; there are no more of them than requests.
+                drop(self.shared.context.tasks.spawn_contained("move", asks));
+            }
+            Action::Moved { from, to, outcome } => {
+                meters::moved(&outcome);
+                match outcome {
+                    Ok(()) => info!(request = %self.request, from, to, "sequence moved"),
+                    Err(error) => info!(request = %self.request, from, to, %error, "sequence could not move"),
+                }
+            }
             Action::Retry { failed, cause } => {
                 meters::retried(cause.reason, self.probe);
                 self.entry.failed();

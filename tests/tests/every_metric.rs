@@ -177,18 +177,42 @@ async fn kill_one(cluster: &mut Cluster) {
     }
 }
 
+/// Drains the spare, started anew, while it has streams, until one of them has moved.
+async fn move_one(cluster: &mut Cluster, worker: &[&str]) {
+    let client = Client::new(cluster.grpc_port());
+    let end = Instant::now() + PATIENCE;
+    for round in 0.. {
+        cluster.spawn_with(SPARE, worker);
+        until(cluster, SPARE, "baton_engine_sequences", &["state=\"running\""], async |turn| {
+            for ask in 0..4 {
+                let prompt = prompt(1000 + round * 100 + turn * 4 + ask, 30);
+                drop(client.clone().start(Ask::greedy(&prompt, 200)));
+            }
+        })
+        .await;
+        cluster.signal(SPARE, "TERM");
+        cluster.wait_exit(SPARE, PATIENCE);
+        if cluster.metrics(ROUTER).await.sum("baton_router_moves_total", &["outcome=\"OK\""]) > 0.0 {
+            return;
+        }
+        assert!(Instant::now() < end, "a sequence moves; logs:\n{}", cluster.logs());
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn every_metric_moves_and_is_documented() {
     let collector = Collector::start();
     let gone = Collector::start().endpoint();
     let mut cluster = Cluster::new(Settings::default());
     let worker = ["--model", MODEL, "--served-name", "m", "--step-tokens", "32"];
+    // A drain is heard of while a short answer runs.
+    let router = ["--placement", "split", "--describe-every-seconds", "0.05", "--otlp-endpoint", &gone];
     cluster.spawn_with(PREFILL, &worker);
     // Little room, so that long answers take blocks from each other.
     for name in [DECODE, SPARE] {
         cluster.spawn_with(name, &[&worker[..], &["--kv-blocks", "24"]].concat());
     }
-    cluster.spawn_with(ROUTER, &["--placement", "split", "--otlp-endpoint", &gone]);
+    cluster.spawn_with(ROUTER, &router);
     let gateway = ["--requests-max", "8", "--queue-max", "1", "--otlp-endpoint", &collector.endpoint()];
     cluster.spawn_with(GATEWAY, &gateway);
     let names = [GATEWAY, ROUTER, PREFILL, DECODE, SPARE];
@@ -238,9 +262,11 @@ async fn every_metric_moves_and_is_documented() {
     let running = client.clone().start(Ask::greedy(&prompt(950, 40), 200));
     until(&cluster, GATEWAY, "baton_gateway_requests", &["state=\"running\""], async |_| {}).await;
     cluster.kill(ROUTER);
-    cluster.spawn_with(ROUTER, &["--placement", "split", "--otlp-endpoint", &gone]);
+    cluster.spawn_with(ROUTER, &router);
     let answer = running.await.expect("the client does not panic");
     assert_eq!((answer.error, answer.tokens.len()), (None, 200), "logs:\n{}", cluster.logs());
+
+    move_one(&mut cluster, &[&worker[..], &["--kv-blocks", "24"]].concat()).await;
 
     let end = Instant::now() + PATIENCE;
     let expected: BTreeSet<&str> = CONSTANT.into();

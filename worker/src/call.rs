@@ -155,7 +155,11 @@ impl Item for PrefillItem {
 
 impl Item for DecodeItem {
     fn is_last(&self) -> bool {
-        matches!(self, Self::Token(token) if token.finish.is_some())
+        match self {
+            Self::Admitted { .. } => false,
+            Self::Token(token) => token.finish.is_some(),
+            Self::Moved { .. } => true,
+        }
     }
 }
 

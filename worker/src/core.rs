@@ -39,6 +39,8 @@ pub enum Event {
     Release { handoff: Handoff },
     /// A router refuses attempts of the request below this one.
     Fence { request: RequestId, attempt: Attempt },
+    /// A router wants that attempt of the request handed over to another decode worker.
+    Move { request: RequestId, attempt: Attempt },
     /// The peer that opened the call went away, cancelled, or its deadline passed. May come after `Close`.
     Dropped { call: CallId },
     /// An item of a fetch that this core started.
@@ -94,6 +96,9 @@ pub enum DecodeItem {
     Admitted { skipped_tokens: usize },
     /// A token; `Close` follows the one with `finish`.
     Token(Token),
+    /// The sequence stands still and its KV is held for another decode worker; `Close` follows. The token that the KV
+    /// is followed by is the last one that was sent.
+    Moved { handoff: Handoff },
 }
 
 /// An item of a fetch.
@@ -131,6 +136,17 @@ pub struct Gauges {
     pub orphaned_blocks: usize,
     /// True after [`Event::Drain`].
     pub draining: bool,
+    /// Sequences handed over while they ran, whose hold has ended.
+    pub moves: Moves,
+}
+
+/// What has come of sequences that were handed over while they ran, since the worker's start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Moves {
+    /// All KV was sent, and the hold released.
+    pub taken: u64,
+    /// The hold ended otherwise: by its lease, the deadline, a fence, or a release before all was sent.
+    pub lost: u64,
 }
 
 /// A worker without its shell.

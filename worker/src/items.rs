@@ -33,6 +33,9 @@ pub fn decode_event(item: DecodeItem) -> wire::DecodeEvent {
             decode_event::Event::Admitted(wire::DecodeAdmitted { skipped_tokens: skipped_tokens as u64 })
         }
         DecodeItem::Token(token) => decode_event::Event::Token(token.into()),
+        DecodeItem::Moved { handoff } => {
+            decode_event::Event::Moved(wire::Moved { handoff: Some(handoff.into()) })
+        }
     };
     wire::DecodeEvent { event: Some(event) }
 }

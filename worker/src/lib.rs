@@ -1,8 +1,8 @@
 //! What prefill and decode workers share.
 //!
 //! The rules of the hand-off are sans-IO: [`core`] says what a worker's core and its shell tell each other,
-//! [`holds`] is an owner's lease table, [`fences`] knows which attempts are welcome, and [`sending`] is a fetch as its
-//! owner serves it.
+//! [`holds`] is an owner's lease table, [`fences`] knows which attempts are welcome, [`sending`] is a fetch as its
+//! owner serves it, and [`owner`] is what of that both roles do alike.
 //!
 //! Around a core stands its shell: [`shell`] runs it on the engine's thread and opens calls, and the gRPC services
 //! turn those calls into messages: [`kv_transfer`] and [`worker_service`] here, `Prefill` and `Decode` in the crates
@@ -26,6 +26,7 @@ pub mod limits;
 pub mod load;
 mod memory;
 mod meters;
+pub mod owner;
 mod owners;
 mod peers;
 pub mod planted;

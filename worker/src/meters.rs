@@ -8,7 +8,7 @@ use metrics::{
 };
 use proto::Reason;
 
-use crate::core::{Gauges, StepSize};
+use crate::core::{Gauges, Moves, StepSize};
 
 /// Names and explains every metric of a worker.
 fn describe() {
@@ -43,6 +43,10 @@ fn describe() {
         "From the start of a fetch to its last item; it waits for a prefill that still computes."
     );
     describe_counter!("baton_worker_kv_transfer_failures_total", "Hand-offs that failed, by cause.");
+    describe_counter!(
+        "baton_worker_migrations_total",
+        "Sequences handed over while they ran, by what came of it: taken or lost."
+    );
     describe_gauge!("baton_worker_kv_blocks_orphaned", "Held blocks without an owner: zero, always.");
 }
 
@@ -76,6 +80,9 @@ pub(crate) struct Meters {
     transfer_seconds: Histogram,
     prompts: Prompts,
     probes: Prompts,
+    moves: Moves,
+    moves_taken: Counter,
+    moves_lost: Counter,
     step_seconds: Histogram,
     step_tokens: Histogram,
     step_sequences: Histogram,
@@ -123,6 +130,8 @@ impl Meters {
         let sequences = |state| gauge!("baton_engine_sequences", "state" => state, "worker" => name());
         let blocks = |state| gauge!("baton_engine_kv_blocks", "state" => state, "worker" => name());
         let moved = |direction| counter!("baton_worker_kv_transfer_bytes_total", "direction" => direction, "worker" => name());
+        let migrated =
+            |outcome| counter!("baton_worker_migrations_total", "outcome" => outcome, "worker" => name());
         Self {
             worker: name(),
             shown: false,
@@ -144,6 +153,9 @@ impl Meters {
             transfer_seconds: histogram!("baton_worker_kv_transfer_seconds", "worker" => name()),
             prompts: Prompts::new(worker, "false"),
             probes: Prompts::new(worker, "true"),
+            moves: Moves::default(),
+            moves_taken: migrated("taken"),
+            moves_lost: migrated("lost"),
             step_seconds: histogram!("baton_engine_step_seconds", "worker" => name()),
             step_tokens: histogram!("baton_engine_step_tokens", "worker" => name()),
             step_sequences: histogram!("baton_engine_step_sequences", "worker" => name()),
@@ -175,6 +187,9 @@ impl Meters {
         self.preemptions.increment(gauges.preemptions - preempted);
         set(&self.leases, gauges.leases);
         set(&self.orphaned, gauges.orphaned_blocks);
+        let Moves { taken, lost } = std::mem::replace(&mut self.moves, gauges.moves);
+        self.moves_taken.increment(gauges.moves.taken - taken);
+        self.moves_lost.increment(gauges.moves.lost - lost);
     }
 
     /// A step of that size took so long.

@@ -26,11 +26,19 @@ pub enum Bug {
     TokenBeforeProof,
     /// The request's deadline is not looked at once its KV is being fetched.
     DeadlineNotCheckedInTransfer,
+    /// A sequence that moves away is handed over with the token before its last one.
+    MovedTokenBefore,
+    /// The lease of a sequence that moved away never begins.
+    MovedWithoutLease,
+    /// A fence ends the jobs of earlier attempts, but not what is held of them.
+    FenceSparesMoved,
+    /// A decode worker says that it is idle while it holds KV for another.
+    IdleWhileHolding,
 }
 
 impl Bug {
     /// Every bug.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 13] = [
         Self::NoFencing,
         Self::RenewalByStaleAttempt,
         Self::EpochNotChecked,
@@ -40,6 +48,10 @@ impl Bug {
         Self::CancelLeaksHold,
         Self::TokenBeforeProof,
         Self::DeadlineNotCheckedInTransfer,
+        Self::MovedTokenBefore,
+        Self::MovedWithoutLease,
+        Self::FenceSparesMoved,
+        Self::IdleWhileHolding,
     ];
 }
 

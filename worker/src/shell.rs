@@ -174,7 +174,7 @@ impl Handle {
         let asked = generation.stop.max_tokens.saturating_sub(generation.generated);
         let fit = self.context_len.saturating_sub(generation.tokens.len());
         let moved = handoff.is_some();
-        // The tokens, and the item that says that it was admitted.
+        // The tokens, and the item that says that it was admitted. One that is moved gives that instead of a token.
         let items_max = asked.min(fit) + 1;
         let call = move |sender| Call::Decode(sender, moved);
         Ok(open(admission, items_max, call, |call| Event::Decode { call, generation, handoff }))
@@ -209,6 +209,11 @@ impl Handle {
     /// Refuses attempts of the request below this one from now on.
     pub async fn fence(&self, request: RequestId, attempt: Attempt) -> Result<(), Error> {
         self.outbox.send(Message::Event(Event::Fence { request, attempt })).await
+    }
+
+    /// Asks for that attempt of the request to be handed over to another decode worker. See [`Event::Move`].
+    pub async fn move_away(&self, request: RequestId, attempt: Attempt) -> Result<(), Error> {
+        self.outbox.send(Message::Event(Event::Move { request, attempt })).await
     }
 
     /// Tells the core that a shutdown began.

@@ -9,6 +9,7 @@ mod fuzz;
 mod model;
 mod process;
 mod schemas;
+mod simulate;
 mod stages;
 mod tidy;
 mod watermark;
@@ -91,6 +92,12 @@ enum Task {
         #[arg(long)]
         short: bool,
     },
+    /// Run the protocol in virtual time with faults at every step, and print the hand-offs that it survived
+    Simulate {
+        /// Schedules, each of up to four requests in a cluster of its own; 10 have some 34 hand-offs
+        #[arg(long, default_value_t = 300_000)]
+        schedules: u64,
+    },
     /// Look for the watermark in a text that comes on standard input
     Watermark {
         /// The key that the text is asked about
@@ -141,6 +148,7 @@ fn main() -> anyhow::Result<()> {
         Task::E2eBinary => stages::e2e_binary(),
         Task::Fuzz { short, seconds, target } => fuzz::run(&fuzz::Plan { short, seconds, only: target }),
         Task::Schemas { short } => schemas::check(short),
+        Task::Simulate { schedules } => simulate::run_schedules(schedules),
         Task::Watermark { key, gamma, model } => watermark::detect(model, key, gamma),
         Task::Sim { arguments } => stages::sim(&arguments),
         Task::Bench { name } => bench::run(name),

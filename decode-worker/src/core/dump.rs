@@ -26,7 +26,7 @@ impl<M: Model> DecodeCore<M> {
         CoreDump {
             draining: self.draining,
             sequences: Excerpt::of(self.jobs.len(), sequences),
-            holds: self.holds.dump(now),
+            holds: self.owner.dump(now),
             fences: self.fences.dump(),
         }
     }

@@ -177,6 +177,7 @@ impl Cluster {
                         outcome.tokens.push(token.id);
                         outcome.finish = token.finish;
                     }
+                    decode_event::Event::Moved(_) => panic!("nobody asked for that"),
                 },
                 Err(status) => {
                     ended = Err(Error::from(status));

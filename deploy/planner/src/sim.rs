@@ -394,6 +394,8 @@ impl<'a> Simulation<'a> {
                 let job = Job { request, attempt: attempt.0.saturating_sub(1) };
                 self.queue.after(self.hop, Event::Cancel { worker, job, owner: None });
             }
+            // Nothing drains here, so nothing moves.
+            Action::Move { .. } | Action::Moved { .. } => {}
             Action::Retry { .. } => self.record.retries += 1,
             Action::Emit(Emission::Placed(placed)) => {
                 let decode = routers::index(&placed.decode);

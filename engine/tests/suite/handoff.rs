@@ -2,7 +2,9 @@
 
 use engine::digest::handoff_digest;
 use engine::sim::SimModel;
-use engine::{Engine, EngineConfig, KvBlock, Reservation, SequenceId, SequenceSpec, Until};
+use engine::{
+    Engine, EngineConfig, EngineEvent, HandedOver, KvBlock, Reservation, SequenceId, SequenceSpec, Until,
+};
 use expect_test::{Expect, expect};
 use proto::{Digest, Error, FinishReason, Reason, TokenId};
 
@@ -305,4 +307,57 @@ fn the_scheduled_event_of_a_reservation_tells_what_the_cache_had() {
     let reservation = to.reserve(spec.clone()).unwrap();
     hand_over((&from, held), (&mut to, reservation), &spec.tokens, first).unwrap();
     assert_eq!((reservation.skip, run(&mut to).cached[&reservation.id]), (8, 8));
+}
+
+#[test]
+fn a_running_sequence_is_handed_over_between_any_two_steps() {
+    for (cached, len) in [(true, 7), (true, 8), (false, 8), (false, 9)] {
+        let spec = seeded(prompt(0, len), 12, 3);
+        let whole = reference(&spec);
+        for given in 1..whole.len() {
+            let cold = EngineConfig { prefix_cache: cached, ..config() };
+            let (mut from, mut to) = (engine(cold), engine(cold));
+            let id = from.submit(spec.clone()).unwrap();
+            let mut tokens = Vec::new();
+            while tokens.len() < given {
+                let events = from.step().events;
+                tokens.extend(events.into_iter().filter_map(|event| match event {
+                    EngineEvent::Token { token, .. } => Some(token),
+                    _ => None,
+                }));
+            }
+            let HandedOver { tokens: known, next } = from.hand_over(id).expect("it runs");
+            assert_eq!((known.len(), next), (len + given - 1, tokens[given - 1]));
+            assert_eq!(from.hand_over(id), None, "once");
+            assert!(!from.has_work() && from.sequence_counts().held == 1);
+            let generated = given - 1;
+            let rest = SequenceSpec { tokens: known.clone(), generated, ..spec.clone() };
+            let reservation = to.reserve(rest).unwrap();
+            hand_over((&from, id), (&mut to, reservation), &known, next).unwrap();
+            tokens.extend(&run(&mut to).tokens[&reservation.id]);
+            assert_eq!(tokens, whole);
+            from.release(id);
+            assert_eq!((from.kv_counts().used, to.kv_counts().used), (0, 0));
+            from.check().unwrap();
+        }
+    }
+}
+
+#[test]
+fn what_has_no_kv_or_no_token_of_its_own_is_not_handed_over() {
+    let mut from = engine(EngineConfig { step_tokens: 4, ..config() });
+    let id = from.submit(spec(prompt(0, 8), 4)).unwrap();
+    assert_eq!(from.hand_over(id), None, "it waits");
+    from.step();
+    assert_eq!(from.hand_over(id), None, "half of the prompt");
+    let short = from.submit(spec(prompt(1, 1), 4)).unwrap();
+    let held = from.submit(SequenceSpec { until: Until::FirstToken, ..spec(prompt(2, 3), 4) }).unwrap();
+    let reserved = from.reserve(spec(prompt(3, 4), 4)).unwrap().id;
+    assert_eq!(from.hand_over(short), None, "one token, and it is not computed");
+    assert_eq!(from.hand_over(reserved), None, "its kv has not come");
+    while from.has_work() {
+        from.step();
+    }
+    assert_eq!(from.hand_over(held), None, "it is held as it is");
+    assert_eq!(from.hand_over(id), None, "it is over");
 }

@@ -112,3 +112,17 @@ fn fork_without_copy_decodes_from_an_empty_block() {
     };
     assert!(fork(false) && !fork(true));
 }
+
+#[test]
+fn an_unsealed_last_block_has_no_checksums_of_its_own() {
+    let tail = |bug: bool| {
+        let mut engine = engine(config());
+        let id = engine.submit(spec(prompt(0, 9), 12)).unwrap();
+        while engine.step().events.len() < 2 {}
+        let stop = |engine: &mut engine::Engine<_>| engine.hand_over(id).unwrap();
+        let handed =
+            if bug { with(Bug::HandedOverUnsealed, || stop(&mut engine)) } else { stop(&mut engine) };
+        engine.export(id, handed.tokens.len() / 4 * 4).unwrap().unwrap().checksums.len()
+    };
+    assert_eq!((tail(false), tail(true)), (engine(config()).layout().layers, 0));
+}

@@ -23,7 +23,7 @@ impl<M: Model> PrefillCore<M> {
         CoreDump {
             draining: self.draining,
             sequences: Excerpt::of(self.jobs.len(), sequences),
-            holds: self.holds.dump(now),
+            holds: self.owner.dump(now),
             fences: self.fences.dump(),
         }
     }

@@ -6,7 +6,7 @@ use proto::{Error, Generation, Handoff, Reason, Token};
 
 use super::{Action, Emission, Event, RequestState, finish_reason};
 use crate::planted::{self, Bug};
-use crate::pools::Placement;
+use crate::pools::{PlacedWorker, Placement};
 
 /// A call to a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,6 +42,13 @@ pub(super) struct Failure {
     pub(super) error: Error,
 }
 
+impl Failure {
+    /// Decode cannot go on.
+    pub(super) fn of_decode(error: Error) -> Self {
+        Self { side: Side::Decode, error }
+    }
+}
+
 /// What an event of a call has brought.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Progress {
@@ -49,6 +56,8 @@ pub(super) enum Progress {
     None,
     /// A token that decode made went out.
     Decoded,
+    /// Decode has given the sequence away, and all tokens that it made are out.
+    Moved,
     /// The last token went out.
     Finished,
 }
@@ -67,6 +76,14 @@ pub(super) struct Running {
     decoding: bool,
     /// Tokens of decode that wait for the first one, in order.
     early: VecDeque<Token>,
+    /// The decode worker was asked to give the sequence away, and may have done so.
+    asked_to_move: bool,
+    /// The decode workers that gave it away, the latest last.
+    left: Vec<String>,
+    /// What the latest of them holds, until another was asked to go on.
+    moved: Option<Box<Handoff>>,
+    /// The other one has not given a token yet.
+    is_moving: bool,
 }
 
 impl Running {
@@ -79,6 +96,10 @@ impl Running {
             first_is_out: placement.prefill.is_none(),
             decoding: false,
             early: VecDeque::new(),
+            asked_to_move: false,
+            left: Vec::new(),
+            moved: None,
+            is_moving: false,
             placement,
         };
         match &running.placement.prefill {
@@ -127,6 +148,7 @@ impl Running {
                 Ok(Progress::None)
             }
             Event::DecodeToken { token, .. } => self.token(token, so_far, early_tokens_max, out),
+            Event::DecodeMoved { handoff, .. } => self.given_away(handoff, so_far),
             Event::DecodeEnded { error, .. } => {
                 self.decode = Call::Over;
                 Err(error.unwrap_or_else(|| ended_early(side, "a token with a finish reason")))
@@ -185,7 +207,66 @@ impl Running {
         while let Some(token) = self.early.pop_front().filter(|_| progress != Progress::Finished) {
             progress = emit(token, so_far, out);
         }
+        if progress != Progress::Finished && self.moved.is_some() {
+            return Ok(Progress::Moved);
+        }
         Ok(progress)
+    }
+
+    /// Decode has stopped and holds the KV of all tokens but the last.
+    fn given_away(&mut self, handoff: Handoff, so_far: &Generation) -> Result<Progress, Error> {
+        self.decode = Call::Over;
+        if !self.admitted || handoff.request != so_far.request || handoff.attempt != so_far.attempt {
+            let message = format!("gave away {} attempt {}", handoff.request, handoff.attempt.0);
+            return Err(broken(Side::Decode, &message));
+        }
+        let waiting = if self.first_is_out { 0 } else { 1 + self.early.len() };
+        let known = so_far.tokens.len() + waiting;
+        if so_far.generated + waiting == 0 || handoff.tokens + 1 != known {
+            let message = format!("gave away {} tokens of a sequence of {known}", handoff.tokens);
+            return Err(broken(Side::Decode, &message));
+        }
+        self.left.push(self.placement.decode.address.clone());
+        self.moved = Some(Box::new(handoff));
+        (self.admitted, self.decoding, self.asked_to_move, self.is_moving) = (false, false, false, true);
+        Ok(if self.first_is_out { Progress::Moved } else { Progress::None })
+    }
+
+    /// Starts decode at another worker, from what the last one holds.
+    pub(super) fn go_on(&mut self, worker: PlacedWorker, so_far: &Generation, out: &mut Vec<Action>) {
+        let Some(handoff) = self.moved.take() else { return };
+        self.placement.decode = worker;
+        let mut generation = so_far.clone();
+        if !planted::is(Bug::MoveKeepsLastToken) {
+            generation.tokens.pop();
+            generation.generated -= 1;
+        }
+        self.start_decode(&generation, Some(*handoff), out);
+    }
+
+    /// The decode worker, if it may be asked to give the sequence away: it has it, and was not asked before.
+    pub(super) fn may_move(&self) -> Option<&str> {
+        let may = self.decode == Call::Open && self.admitted && !self.asked_to_move;
+        may.then_some(self.placement.decode.address.as_str())
+    }
+
+    pub(super) fn asked_to_move(&mut self) {
+        self.asked_to_move = true;
+    }
+
+    /// The decode worker that gave the sequence away last.
+    pub(super) fn source(&self) -> Option<&str> {
+        self.left.last().map(String::as_str)
+    }
+
+    /// What is to be said when a move has come to that end; nothing when none is under way.
+    pub(super) fn end_of_move(&mut self, outcome: Result<(), Error>) -> Option<Action> {
+        if !std::mem::take(&mut self.is_moving) {
+            return None;
+        }
+        let from = self.source()?.to_owned();
+        let to = Some(self.placement.decode.address.clone()).filter(|to| *to != from);
+        Some(Action::Moved { from, to, outcome })
     }
 
     fn token(
@@ -205,6 +286,7 @@ impl Running {
             return Err(broken(Side::Decode, &message));
         }
         self.decoding = true;
+        out.extend(self.end_of_move(Ok(())));
         if token.finish.is_some() {
             self.decode = Call::Over;
         }
@@ -227,19 +309,29 @@ impl Running {
         }
     }
 
-    /// The prefill worker, if it has or may have issued a hand-off that decode is not known to have taken. Asked
-    /// before the calls are dropped: while the prefill call is open, a hand-off may be on its way here.
+    /// The worker that has or may have issued a hand-off that decode is not known to have taken. Asked before the calls
+    /// are dropped: while the call of an owner is open, a hand-off may be on its way here.
     pub(super) fn owner_of_untaken(&self) -> Option<&str> {
+        if self.asked_to_move && self.decode == Call::Open && !planted::is(Bug::EndForgetsMove) {
+            return Some(&self.placement.decode.address);
+        }
+        if self.admitted {
+            return None;
+        }
         let may_be_issued = self.prefill == Call::Open || self.decode != Call::Unmade;
-        let owner = self.placement.prefill.as_ref().filter(|_| may_be_issued && !self.admitted);
-        owner.map(|worker| worker.address.as_str())
+        let prefill = self.placement.prefill.as_ref().filter(|_| may_be_issued);
+        self.source().or(prefill.map(|worker| worker.address.as_str()))
     }
 
     /// The workers that know of this attempt.
     pub(super) fn called(&self) -> impl Iterator<Item = &str> {
         let prefill = self.placement.prefill.as_ref().filter(|_| self.prefill != Call::Unmade);
         let decode = Some(&self.placement.decode).filter(|_| self.decode != Call::Unmade);
-        prefill.into_iter().chain(decode).map(|worker| worker.address.as_str())
+        let called = prefill.into_iter().chain(decode).map(|worker| worker.address.as_str());
+        // The one that a move began at, while nobody has gone on, is the present one still.
+        let current = self.placement.decode.address.as_str();
+        let left = self.left.iter().map(String::as_str);
+        called.chain(left.filter(move |left| *left != current && !planted::is(Bug::MoveLeavesSource)))
     }
 
     /// The workers that the next attempt should rather not use: the one that failed; and when decode failed at
@@ -248,9 +340,11 @@ impl Running {
         let refused = matches!(failure.error.reason, Reason::OutOfBlocks | Reason::QueueFull);
         let prefill = failure.side == Side::Prefill || !refused;
         let decode = failure.side == Side::Decode;
-        let prefill = self.placement.prefill.as_ref().filter(|_| prefill);
-        let decode = Some(&self.placement.decode).filter(|_| decode);
-        prefill.into_iter().chain(decode).map(|worker| worker.address.clone()).collect()
+        // Once the sequence has moved, the other end is the decode worker that it came from.
+        let other = self.source().or(self.placement.prefill.as_ref().map(|worker| worker.address.as_str()));
+        let other = other.filter(|_| prefill);
+        let decode = Some(self.placement.decode.address.as_str()).filter(|_| decode);
+        other.into_iter().chain(decode).map(str::to_owned).collect()
     }
 
     pub(super) fn state(&self) -> RequestState {
@@ -258,7 +352,7 @@ impl Running {
         match self.decode {
             _ if self.decoding && self.first_is_out => RequestState::Decoding,
             Call::Unmade => RequestState::Prefilling,
-            _ if fused => RequestState::Prefilling,
+            _ if fused && self.left.is_empty() => RequestState::Prefilling,
             _ => RequestState::Transferring,
         }
     }

@@ -114,6 +114,7 @@ impl Scene {
             ["prefill", "fails", reason] => Event::PrefillEnded { attempt, error: error(reason) },
             ["admitted"] => Event::DecodeAdmitted { attempt },
             ["token", id] => Event::DecodeToken { attempt, token: self.token(id, command) },
+            ["moved"] => Event::DecodeMoved { attempt, handoff: self.given_away(command, attempt) },
             ["decode", "ends"] => Event::DecodeEnded { attempt, error: None },
             ["decode", "fails", reason] => Event::DecodeEnded { attempt, error: error(reason) },
             words => panic!("no such command: {words:?}"),
@@ -132,6 +133,13 @@ impl Scene {
             layout: KvLayout { layers: 2, kv_heads: 1, head_dim: 4, dtype: KvDtype::F16, block_tokens: 16 },
             tokens: command.get("tokens").unwrap_or(so_far.tokens.len()),
         }
+    }
+
+    /// What a decode worker holds: all tokens but the last.
+    fn given_away(&self, command: &Command<'_>, attempt: Attempt) -> Handoff {
+        let so_far = self.dispatch.as_ref().expect("start comes first").generation();
+        let tokens = command.get("tokens").unwrap_or(so_far.tokens.len() - 1);
+        Handoff { owner: "d".into(), tokens, ..self.handoff(command, attempt) }
     }
 
     fn token(&mut self, id: &str, command: &Command<'_>) -> Token {
@@ -178,6 +186,12 @@ impl Scene {
             Action::DropPrefill => "drop prefill".into(),
             Action::DropDecode => "drop decode".into(),
             Action::Fence { worker, attempt, .. } => format!("fence {worker} below attempt {}", attempt.0),
+            Action::Move { worker, attempt, .. } => format!("ask {worker} for attempt {}", attempt.0),
+            Action::Moved { from, to, outcome } => {
+                let to = to.as_ref().map_or_else(|| "nobody".to_owned(), Clone::clone);
+                let outcome = outcome.as_ref().map_or_else(ToString::to_string, |()| "done".into());
+                format!("move from {from} to {to}: {outcome}")
+            }
             Action::Retry { failed, cause } => format!("retry after attempt {}: {cause}", failed.0),
             Action::Emit(Emission::Placed(placed)) => {
                 let prefill = placed.prefill.as_ref().map(|prefill| format!("{prefill} → "));
@@ -249,6 +263,11 @@ fn failures_of_prefill() {
 #[test]
 fn failures_of_decode() {
     check("decode_fails.txt");
+}
+
+#[test]
+fn sequences_that_move() {
+    check("moving.txt");
 }
 
 #[test]

@@ -251,6 +251,10 @@ impl wire::decode_server::Decode for Fake {
         let items = items.into_iter().map(|event| wire::DecodeEvent { event: Some(event) }).collect();
         Ok(Response::new(say(items, behaviour, open)))
     }
+
+    async fn r#move(&self, _: Request<wire::MoveRequest>) -> Result<Response<wire::MoveResponse>, Status> {
+        Ok(Response::new(wire::MoveResponse {}))
+    }
 }
 
 #[tonic::async_trait]

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use proto::{
     Attempt, Digest, Error, FinishReason, Generation, Handoff, HandoffId, KvDtype, KvLayout, Reason,
-    SamplingParams, StopConditions, Token, TokenId, WorkerEpoch,
+    SamplingParams, StopConditions, Token, TokenId, WorkerDescription, WorkerEpoch,
 };
 use router::dispatch::{Action, Dispatch, DispatchConfig, Emission, Event};
 use router::pools::{PlacementMode, Pools};
@@ -51,6 +51,8 @@ struct Call {
     handoff: bool,
     stage: usize,
     over: bool,
+    /// The router wants the sequence elsewhere.
+    asked: bool,
     on_the_way: VecDeque<Event>,
 }
 
@@ -71,6 +73,7 @@ impl Call {
             handoff,
             stage: 0,
             over: false,
+            asked: false,
             on_the_way: VecDeque::new(),
         }
     }
@@ -107,6 +110,10 @@ impl Call {
             (Side::Prefill, 1) => Event::PrefillDone { attempt, token: self.sample() },
             (Side::Prefill, _) => Event::PrefillEnded { attempt, error: None },
             (Side::Decode, 0) => Event::DecodeAdmitted { attempt },
+            (Side::Decode, 2..) if self.asked => {
+                self.over = true;
+                Event::DecodeMoved { attempt, handoff: handoff(attempt, self.tokens.len() - 1) }
+            }
             (Side::Decode, _) => {
                 if self.stage == 1 && self.handoff && self.sample().finish.is_some() {
                     // Prefill's token was the last: the router drops this call.
@@ -189,18 +196,29 @@ struct Seen {
     fences: BTreeMap<String, Attempt>,
     /// The worker that prefills in the present attempt.
     owner: String,
+    /// The worker that decodes in the present attempt, and whether it was asked for the sequence.
+    decoder: String,
+    asked: bool,
+    /// A decode worker that was asked for the sequence when its call was dropped.
+    may_hold: Option<String>,
+    /// Decode has given the sequence away, and nobody has gone on.
+    moved: bool,
     /// The owner of a hand-off that decode was asked to take and has not admitted.
     untaken: Option<String>,
     finish: Option<Result<(), Error>>,
     last_token_was_last: bool,
+    /// Sequences that went on elsewhere.
+    moves: usize,
 }
 
 impl Seen {
     fn started(&mut self, worker: &str, generation: &Generation, continues: bool) {
         let mut expected = self.prompt.clone();
         expected.extend(&self.emitted);
+        let follows = usize::from(continues && std::mem::take(&mut self.moved));
+        expected.truncate(expected.len() - follows);
         assert_eq!(generation.tokens, expected, "a call starts from prompt and tokens so far");
-        assert_eq!(generation.generated, self.given + self.emitted.len());
+        assert_eq!(generation.generated, self.given + self.emitted.len() - follows);
         if continues {
             assert_eq!(
                 self.attempt,
@@ -215,7 +233,7 @@ impl Seen {
                 assert!(fence > Some(attempt), "{worker} is fenced against {attempt:?}, not {fence:?}");
             }
             self.attempt = Some(generation.attempt);
-            self.untaken = None;
+            (self.untaken, self.may_hold, self.moved) = (None, None, false);
         }
         self.called.insert(worker.to_owned(), generation.attempt);
     }
@@ -226,7 +244,9 @@ impl Seen {
             Event::PrefillDone { attempt, .. } | Event::PrefillEnded { attempt, .. } => {
                 (Some(*attempt) == self.attempt).then_some(Side::Prefill)
             }
-            Event::DecodeEnded { attempt, .. } => (Some(*attempt) == self.attempt).then_some(Side::Decode),
+            Event::DecodeEnded { attempt, .. } | Event::DecodeMoved { attempt, .. } => {
+                (Some(*attempt) == self.attempt).then_some(Side::Decode)
+            }
             Event::DecodeToken { attempt, token } => {
                 (Some(*attempt) == self.attempt && token.finish.is_some()).then_some(Side::Decode)
             }
@@ -245,6 +265,16 @@ impl Seen {
         match side {
             Side::Prefill => self.prefill_open = false,
             Side::Decode => self.decode_open = false,
+        }
+    }
+
+    /// The decode worker has stopped and holds the KV: the call is over, and somebody has to take the hand-off.
+    fn given_away(&mut self) {
+        if self.decode_open {
+            self.decode_open = false;
+            (self.moved, self.asked) = (true, false);
+            self.owner.clone_from(&self.decoder);
+            self.untaken = Some(self.owner.clone());
         }
     }
 
@@ -291,6 +321,12 @@ impl World {
                 self.seen.started(worker, generation, handoff.is_some());
                 assert!(!self.seen.decode_open, "one decode call at a time");
                 self.seen.decode_open = true;
+                self.seen.asked = false;
+                self.seen.decoder.clone_from(worker);
+                // Nobody listens any more to a call that gave its sequence away.
+                if let Some(earlier) = self.decode.take() {
+                    self.calls[earlier].on_the_way.clear();
+                }
                 self.seen.untaken = handoff.as_ref().map(|_| self.seen.owner.clone());
                 self.decode = Some(self.calls.len());
                 self.calls.push(Call::new(Side::Decode, generation, handoff.is_some()));
@@ -304,12 +340,24 @@ impl World {
             Action::DropDecode => {
                 assert!(self.seen.decode_open, "only an open call is dropped");
                 self.seen.decode_open = false;
+                self.seen.may_hold = Some(self.seen.decoder.clone()).filter(|_| self.seen.asked);
                 let call = self.decode.take().expect("a call that is open");
                 self.calls[call].over = true;
             }
             Action::Fence { worker, attempt, .. } => {
                 let fence = self.seen.fences.entry(worker.clone()).or_insert(*attempt);
                 *fence = (*fence).max(*attempt);
+            }
+            Action::Move { worker, attempt, .. } => {
+                assert!(self.seen.decode_open && *worker == self.seen.decoder, "only who has it is asked");
+                assert_eq!(Some(*attempt), self.seen.attempt);
+                self.seen.asked = true;
+                let call = self.decode.expect("a call that is open");
+                self.calls[call].asked = true;
+            }
+            Action::Moved { from, outcome, .. } => {
+                assert!(self.seen.called.contains_key(from));
+                self.seen.moves += usize::from(outcome.is_ok());
             }
             Action::Retry { failed, .. } => assert_eq!(Some(*failed), self.seen.attempt),
             Action::Emit(Emission::Placed(_)) => {}
@@ -321,7 +369,7 @@ impl World {
                         "the end comes after the calls'"
                     );
                 }
-                if let Some(owner) = &self.seen.untaken {
+                for owner in self.seen.untaken.iter().chain(&self.seen.may_hold) {
                     let (fence, attempt) = (self.seen.fences.get(owner), self.seen.attempt);
                     assert!(fence.copied() > attempt, "{owner} is told that nobody takes its hand-off");
                 }
@@ -345,6 +393,9 @@ impl World {
             let name = WORKERS[self.chance.below(WORKERS.len())];
             if self.faults.is_some() && self.chance.one_in(2) {
                 self.pools.lost(name, Error::new(Reason::WorkerLost, "by chance"));
+            } else if self.chance.one_in(3) && (self.faults.is_some() || name == "d1") {
+                let draining = WorkerDescription { draining: true, ..script::description(name) };
+                self.pools.described(name, draining);
             } else {
                 self.pools.described(name, script::description(name));
             }
@@ -430,6 +481,11 @@ fn run(seed: u64) -> Seen {
         called: BTreeMap::new(),
         fences: BTreeMap::new(),
         owner: String::new(),
+        decoder: String::new(),
+        asked: false,
+        may_hold: None,
+        moved: false,
+        moves: 0,
         untaken: None,
         finish: None,
         last_token_was_last: false,
@@ -459,6 +515,10 @@ fn run(seed: u64) -> Seen {
             if matches!(&event, Event::DecodeAdmitted { attempt } if Some(*attempt) == world.seen.attempt) {
                 world.seen.untaken = None;
             }
+            if matches!(event, Event::DecodeMoved { .. }) && ending.is_some() {
+                world.seen.given_away();
+            }
+            let ending = ending.filter(|_| !matches!(event, Event::DecodeMoved { .. }));
             dispatch.on(event, &world.pools, world.now, &mut out);
             for action in out.drain(..) {
                 world.carry_out(&action, ending);
@@ -503,21 +563,23 @@ fn run_named(seed: u64) -> Seen {
 #[test]
 fn whatever_the_order() {
     let mut ends: BTreeMap<String, usize> = BTreeMap::new();
-    let mut replays = 0;
+    let (mut replays, mut moves) = (0, 0);
     for seed in 0..20_000 {
         let seen = run_named(seed);
-        let end = match seen.finish.expect("the end was said") {
+        let end = match seen.finish.clone().expect("the end was said") {
             Ok(()) => "OK",
             Err(error) => error.reason.name(),
         };
         *ends.entry(end.to_owned()).or_default() += 1;
         replays += usize::from(seen.called.len() > 2 && end == "OK");
+        moves += seen.moves;
     }
     // The runs must have been worth something: ends of every kind, and good ends after replays.
     for end in ["OK", "CANCELLED", "DEADLINE", "INVALID_ARGUMENT", "WORKER_LOST", "OUT_OF_BLOCKS"] {
         assert!(ends.get(end).is_some_and(|count| *count > 10), "{end} is rare: {ends:?}");
     }
     assert!(replays > 1_000, "{replays} replays with a good end: {ends:?}");
+    assert!(moves > 300, "{moves} sequences moved: {ends:?}");
 }
 
 #[cfg(feature = "planted")]

@@ -28,6 +28,8 @@ pub(crate) struct Marks {
     router: Option<Node>,
     prefill: Option<Node>,
     decode: Option<Node>,
+    /// The decode worker that gave it away last.
+    source: Option<Node>,
     pub(crate) issued: bool,
     pub(crate) admitted: bool,
     pub(crate) arriving: bool,
@@ -35,7 +37,25 @@ pub(crate) struct Marks {
     pub(crate) decoding: bool,
 }
 
+impl Marks {
+    /// Its decode worker has given the request away.
+    pub(crate) fn moved_away(&mut self) {
+        self.source = self.decode;
+        (self.admitted, self.arriving, self.arrived, self.decoding) = (false, false, false, false);
+    }
+}
+
 impl World {
+    /// A router goes on with the request of that call at that decode worker.
+    pub(crate) fn continued(&mut self, key: CallKey, worker: &str, attempt: Attempt) {
+        let node = self.named(worker);
+        if let Some(marks) = self.calls[key].request.and_then(|request| self.marks.get_mut(request))
+            && marks.attempt == attempt
+        {
+            marks.decode = node;
+        }
+    }
+
     /// A router has placed the request of that call.
     pub(crate) fn placed(&mut self, key: CallKey, router: Node, placed: &Placed) {
         let Some(request) = self.calls[key].request else { return };
@@ -81,6 +101,8 @@ impl World {
         }
         Some(if marks.decoding || marks.arrived {
             if is_held() { Phase::FinishedButHeld } else { Phase::Decoding }
+        } else if marks.source.is_some() {
+            Phase::Moving
         } else if marks.arriving {
             Phase::Transferring
         } else if marks.admitted {
@@ -147,7 +169,9 @@ impl World {
                 self.kill(node)
             }
             Fault::DecodeCrash => {
-                let node = marks.decode.unwrap_or_else(|| self.any_worker(Role::Decode));
+                let nodes: Vec<_> = [marks.source, marks.decode].into_iter().flatten().collect();
+                let is_known = !nodes.is_empty();
+                let node = if is_known { self.rng.pick(&nodes) } else { self.any_worker(Role::Decode) };
                 self.kill(node)
             }
             Fault::RouterCrash => {
@@ -159,7 +183,11 @@ impl World {
                 self.attack(fault, request)
             }
             Fault::StrayWrite => self.stray(&marks),
-            Fault::Drain => self.drain(&marks)?,
+            Fault::Drain => {
+                let node = self.rng.pick(&[marks.prefill, marks.decode]);
+                self.drain(node)?
+            }
+            Fault::DecodeDrain => self.drain(marks.decode)?,
             Fault::Deadline => false,
         };
         if let Some(phase) = phase.filter(|_| struck) {
@@ -173,7 +201,8 @@ impl World {
     fn link(&mut self, marks: &Marks) -> (Node, Node) {
         let router = marks.router.or_else(|| self.router_nodes().next()).expect("a router");
         let decode = marks.decode.unwrap_or_else(|| self.any_worker(Role::Decode));
-        let prefill = marks.prefill.unwrap_or_else(|| self.any_worker(Role::Prefill));
+        let owner = marks.source.or(marks.prefill);
+        let prefill = owner.unwrap_or_else(|| self.any_worker(Role::Prefill));
         match self.rng.below(5) {
             0 => (GATEWAY, router),
             1 => (router, prefill),
@@ -183,7 +212,8 @@ impl World {
     }
 
     fn any_node(&mut self, marks: &Marks) -> Node {
-        let nodes: Vec<_> = [marks.router, marks.prefill, marks.decode].into_iter().flatten().collect();
+        let nodes = [marks.router, marks.source.or(marks.prefill), marks.decode];
+        let nodes: Vec<_> = nodes.into_iter().flatten().collect();
         if nodes.is_empty() { self.any_worker(Role::Decode) } else { self.rng.pick(&nodes) }
     }
 
@@ -237,15 +267,20 @@ impl World {
         true
     }
 
-    fn drain(&mut self, marks: &Marks) -> Result<bool, Violation> {
-        let roles = [marks.prefill, marks.decode];
-        let node = self.rng.pick(&roles).unwrap_or_else(|| self.any_worker(Role::Decode));
+    fn drain(&mut self, node: Option<Node>) -> Result<bool, Violation> {
+        let node = node.unwrap_or_else(|| self.any_worker(Role::Decode));
         if !self.nodes[node.0].up {
             return Ok(false);
         }
         let index = self.index(node);
         self.workers[index].is_draining = true;
         self.on_worker(index, Event::Drain, false)?;
+        // Routers hear of it soon: that is what the notice before a drain is for.
+        for router in self.router_nodes() {
+            if self.nodes[router.0].up {
+                self.open(router, node, Ask::Describe, Purpose::Describe(node));
+            }
+        }
         Ok(true)
     }
 

@@ -36,6 +36,7 @@ pub(crate) enum Ask {
     Renew(Handoff),
     Release(Handoff),
     Fence(RequestId, Attempt),
+    Move(RequestId, Attempt),
     Describe,
 }
 
@@ -99,7 +100,7 @@ enum Class {
 }
 
 fn is_short(ask: &Ask) -> bool {
-    matches!(ask, Ask::Renew(_) | Ask::Release(_) | Ask::Fence(..) | Ask::Describe)
+    matches!(ask, Ask::Renew(_) | Ask::Release(_) | Ask::Fence(..) | Ask::Move(..) | Ask::Describe)
 }
 
 pub(crate) fn lost(what: &str) -> Error {
@@ -116,7 +117,7 @@ impl World {
             Ask::Fetch(handoff, _) | Ask::Renew(handoff) | Ask::Release(handoff) => {
                 crate::checks::number(&handoff.request)
             }
-            Ask::Fence(request, _) => crate::checks::number(request),
+            Ask::Fence(request, _) | Ask::Move(request, _) => crate::checks::number(request),
             Ask::Describe => None,
         };
         let key = self.calls.len();

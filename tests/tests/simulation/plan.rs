@@ -74,12 +74,19 @@ impl Plan {
         let latency = rng.millis(1, 8);
         let step = rng.millis(1, 20);
         let count = if rng.percent(10) { 0 } else { rng.between(1, 4) };
-        let faults =
+        let mut faults: Vec<_> =
             (0..count).map(|_| Self::draw_fault(rng, requests.len(), latency + step, is_stray)).collect();
+        // Nothing moves by itself: what is to strike a request that moves needs a drain before.
+        let moving: Vec<_> = faults.iter().filter(|fault| fault.phase == Phase::Moving).copied().collect();
+        let is_moving = !moving.is_empty() || rng.percent(10);
+        for PlannedFault { request, .. } in moving {
+            let (fault, phase, nth, after) = (Fault::DecodeDrain, Phase::Decoding, 1, Duration::ZERO);
+            faults.push(PlannedFault { fault, request, phase, nth, after });
+        }
         Self {
             routers: rng.between(1, 2),
             prefills: rng.between(1, 3),
-            decodes: rng.between(1, 3),
+            decodes: if is_moving { rng.between(2, 3) } else { rng.between(1, 3) },
             placement: rng.pick(&[
                 PlacementMode::Auto,
                 PlacementMode::Auto,

@@ -13,7 +13,7 @@ pub(crate) enum Planted {
 }
 
 /// Each bug, and what it does wrong.
-pub(crate) const ALL: [(Planted, &str); 24] = [
+pub(crate) const ALL: [(Planted, &str); 32] = [
     (Planted::Worker(WorkerBug::NoFencing), "no attempt is refused for a later one"),
     (Planted::Worker(WorkerBug::RenewalByStaleAttempt), "a fenced attempt may renew"),
     (Planted::Worker(WorkerBug::EpochNotChecked), "a reference of another life is believed"),
@@ -23,6 +23,13 @@ pub(crate) const ALL: [(Planted, &str); 24] = [
     (Planted::Worker(WorkerBug::CancelLeaksHold), "a router that goes away leaves its hold behind"),
     (Planted::Worker(WorkerBug::TokenBeforeProof), "the first token goes out before the proof is checked"),
     (Planted::Worker(WorkerBug::DeadlineNotCheckedInTransfer), "a deadline does not end a transfer"),
+    (Planted::Worker(WorkerBug::MovedTokenBefore), "a moved sequence goes on after the wrong token"),
+    (Planted::Worker(WorkerBug::MovedWithoutLease), "what moves away is held without a lease"),
+    (Planted::Worker(WorkerBug::FenceSparesMoved), "a fence leaves what moved away"),
+    (
+        Planted::Worker(WorkerBug::IdleWhileHolding),
+        "a drained worker would end while another fetches from it",
+    ),
     (Planted::Engine(EngineBug::ChecksumAtSend), "checksums are taken while sending, not at seal"),
     (Planted::Engine(EngineBug::FreeBeforeQuiescence), "blocks are freed while a fetch reads them"),
     (Planted::Engine(EngineBug::ActivateWithoutProof), "decode starts whether or not the digest holds"),
@@ -30,6 +37,7 @@ pub(crate) const ALL: [(Planted, &str); 24] = [
     (Planted::Engine(EngineBug::CacheBeforeProof), "blocks enter the prefix cache before they are proven"),
     (Planted::Engine(EngineBug::ForkWithoutCopy), "a block that is shared in part is not copied"),
     (Planted::Engine(EngineBug::RandomByAttempt), "random numbers begin anew with every attempt"),
+    (Planted::Engine(EngineBug::HandedOverUnsealed), "the last block of what moves away is not sealed"),
     (Planted::Router(RouterBug::AttemptNotRaised), "a replay has the number of the attempt that failed"),
     (Planted::Router(RouterBug::EmitUnorderedTokens), "tokens go out in whatever order they come"),
     (Planted::Router(RouterBug::FirstTokenNotAwaited), "tokens of decode do not wait for the first"),
@@ -38,6 +46,12 @@ pub(crate) const ALL: [(Planted, &str); 24] = [
     (Planted::Router(RouterBug::NoFence), "workers of a failed attempt are not fenced"),
     (Planted::Router(RouterBug::CallsOutliveAttempt), "calls of a failed attempt stay open"),
     (Planted::Router(RouterBug::EndLeavesHandoff), "a hand-off that nobody took is left to its lease"),
+    (Planted::Router(RouterBug::MoveKeepsLastToken), "a moved sequence keeps the token that has no KV"),
+    (Planted::Router(RouterBug::MoveLeavesSource), "a failed move does not fence where it came from"),
+    (
+        Planted::Router(RouterBug::EndForgetsMove),
+        "an end leaves a sequence that was asked to move to its lease",
+    ),
 ];
 
 impl Planted {

@@ -93,8 +93,14 @@ impl World {
             }
             Action::StartDecode { worker, generation, handoff } => {
                 let purpose = Purpose::Decode(key, generation.attempt);
+                self.continued(key, &worker, generation.attempt);
                 let call = self.call_worker(node, &worker, Ask::Decode(generation, handoff), purpose);
-                self.routed(index, key, |routed| routed.decode = call);
+                let mut earlier = None;
+                self.routed(index, key, |routed| earlier = std::mem::replace(&mut routed.decode, call));
+                // Its sequence has moved; nobody listens any more.
+                if let Some(earlier) = earlier {
+                    self.cancel(earlier);
+                }
             }
             Action::DropPrefill => {
                 let mut call = None;
@@ -123,6 +129,13 @@ impl World {
             Action::WakeAt(at) => {
                 let life = self.nodes[node.0].life;
                 self.push_at(at.max(self.now), What::Tick(node, life, key));
+            }
+            Action::Move { worker, request, attempt } => {
+                self.call_worker(node, &worker, Ask::Move(request, attempt), Purpose::Nothing);
+            }
+            Action::Moved { from, to, outcome } => {
+                self.moves += u64::from(outcome.is_ok());
+                self.note(|_| format!("moved from {from} to {to:?}: {outcome:?}"));
             }
             Action::Retry { failed, cause } => {
                 self.note(|world| format!("{}: attempt {} failed: {cause}", world.name(node), failed.0));
@@ -175,6 +188,10 @@ impl World {
             (Purpose::Decode(request, attempt), Answer::Decode(item)) => {
                 let event = match item {
                     DecodeItem::Admitted { .. } => Event::DecodeAdmitted { attempt },
+                    DecodeItem::Moved { handoff } => {
+                        self.routed(index, request, |routed| routed.watch.decode_ended());
+                        Event::DecodeMoved { attempt, handoff }
+                    }
                     DecodeItem::Token(token) => {
                         if token.finish.is_some() {
                             self.routed(index, request, |routed| routed.watch.decode_ended());

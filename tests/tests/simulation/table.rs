@@ -15,17 +15,20 @@ pub(crate) enum Phase {
     Transferring,
     /// Decode has the proof and computes tokens, or a fused worker does; nothing is held elsewhere.
     Decoding,
+    /// The decode worker has given it away and holds it; no other has all of it.
+    Moving,
     /// Whoever needed the KV has it or needs it no more, and the owner still holds it.
     FinishedButHeld,
 }
 
 impl Phase {
-    pub(crate) const ALL: [Self; 6] = [
+    pub(crate) const ALL: [Self; 7] = [
         Self::Queued,
         Self::Prefilling,
         Self::Issued,
         Self::Transferring,
         Self::Decoding,
+        Self::Moving,
         Self::FinishedButHeld,
     ];
 }
@@ -77,10 +80,12 @@ pub(crate) enum Fault {
     StrayWrite,
     /// A worker begins to shut down.
     Drain,
+    /// The decode worker does.
+    DecodeDrain,
 }
 
 impl Fault {
-    pub(crate) const ALL: [Self; 22] = [
+    pub(crate) const ALL: [Self; 23] = [
         Self::Delay,
         Self::Loss,
         Self::Duplicate,
@@ -103,6 +108,7 @@ impl Fault {
         Self::Truncation,
         Self::StrayWrite,
         Self::Drain,
+        Self::DecodeDrain,
     ];
 }
 

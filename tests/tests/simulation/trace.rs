@@ -90,6 +90,7 @@ impl fmt::Display for Ask {
             Self::Renew(handoff) => write!(f, "renew {}", reference(handoff)),
             Self::Release(handoff) => write!(f, "release {}", reference(handoff)),
             Self::Fence(request, attempt) => write!(f, "fence {request} below {}", attempt.0),
+            Self::Move(request, attempt) => write!(f, "give away {request} attempt {}", attempt.0),
             Self::Describe => write!(f, "describe"),
         }
     }
@@ -108,6 +109,7 @@ impl fmt::Display for Answer {
                 write!(f, "token {} is {}, {:?}", token.index, token.id, token.finish)
             }
             Self::Prefill(PrefillItem::Issued { handoff, .. }) => write!(f, "issued {}", reference(handoff)),
+            Self::Decode(DecodeItem::Moved { handoff }) => write!(f, "moved: {}", reference(handoff)),
             Self::Decode(DecodeItem::Admitted { skipped_tokens }) => {
                 write!(f, "admitted, {skipped_tokens} tokens are there")
             }

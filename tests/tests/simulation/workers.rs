@@ -113,7 +113,7 @@ impl World {
             wake: None,
             outgoing: BTreeMap::new(),
             complete: BTreeMap::new(),
-            owner: OwnerWatch::new(epoch, LEASE_TTL),
+            owner: OwnerWatch::new(epoch, LEASE_TTL, role == Role::Decode),
             decode: DecodeWatch::default(),
             is_draining: false,
             stray,
@@ -126,12 +126,10 @@ impl World {
         let now = self.now;
         let truth = crate::checks::Truth { requests: &self.plan.requests, now };
         let worker = &mut self.workers[index];
-        match worker.role {
-            Role::Prefill => {
-                worker.owner.pass(now);
-                worker.owner.take(&event, now);
-            }
-            _ => worker.decode.take(&event, is_bad, truth),
+        worker.owner.pass(now);
+        worker.owner.take(&event, now);
+        if worker.role == Role::Decode {
+            worker.decode.take(&event, is_bad, truth);
         }
         worker.core.on(event, now, &mut actions);
         self.carry_out(index, actions)
@@ -186,16 +184,16 @@ impl World {
         ensure(gauges.orphaned_blocks == 0, "I4", || {
             format!("{by}: {} orphaned blocks", gauges.orphaned_blocks)
         })?;
-        match worker.role {
-            Role::Prefill => {
-                worker.owner.check(actions, truth, by)?;
-                worker.owner.check_gauges(&gauges, by)
-            }
-            _ => {
-                worker.decode.check(actions, truth, by)?;
-                worker.decode.check_gauges(&gauges, by)
-            }
+        ensure(gauges.leases == 0 || !worker.core.is_idle(), "I4", || {
+            format!("{by}: idle, and would end, while it holds {} hand-offs", gauges.leases)
+        })?;
+        worker.owner.check(actions, truth, by)?;
+        worker.owner.check_gauges(&gauges, by)?;
+        if worker.role == Role::Prefill {
+            return Ok(());
         }
+        worker.decode.check(actions, truth, by)?;
+        worker.decode.check_gauges(&gauges, by)
     }
 
     fn act(&mut self, index: usize, action: Action) -> Check {
@@ -204,14 +202,20 @@ impl World {
             Action::Prefill { call, item } => {
                 if let PrefillItem::Issued { handoff, .. } = &item {
                     self.captured.push(handoff.clone());
+                    self.handoffs += 1;
                     self.marked(call_key(call), |marks| marks.issued = true);
                 }
                 self.answer(call_key(call), Answer::Prefill(item));
             }
             Action::Decode { call, item } => {
+                if let DecodeItem::Moved { handoff } = &item {
+                    self.captured.push(handoff.clone());
+                    self.handoffs += 1;
+                }
                 self.marked(call_key(call), |marks| match &item {
                     DecodeItem::Admitted { .. } => marks.admitted = true,
                     DecodeItem::Token(_) => marks.decoding = true,
+                    DecodeItem::Moved { .. } => marks.moved_away(),
                 });
                 self.answer(call_key(call), Answer::Decode(item));
             }
@@ -222,11 +226,7 @@ impl World {
                 if let Ask::Renew(handoff) = self.calls[key].ask.clone() {
                     let (now, by) = (self.now, self.nodes[node.0].name.as_str());
                     let worker = &mut self.workers[index];
-                    if worker.role == Role::Prefill {
-                        worker.owner.check_renewal(&handoff, result.is_ok(), now, by)?;
-                    } else {
-                        ensure(result.is_err(), "I1", || format!("{by}: renews what it does not hold"))?;
-                    }
+                    worker.owner.check_renewal(&handoff, result.is_ok(), now, by)?;
                 }
                 match result {
                     Ok(ttl) => {
@@ -285,6 +285,11 @@ impl World {
             }
             Ask::Fence(request, attempt) => {
                 self.on_worker(index, Event::Fence { request, attempt }, false)?;
+                self.end(key, Ok(()));
+                Ok(())
+            }
+            Ask::Move(request, attempt) => {
+                self.on_worker(index, Event::Move { request, attempt }, false)?;
                 self.end(key, Ok(()));
                 Ok(())
             }

@@ -131,6 +131,10 @@ pub(crate) struct World {
     pub(crate) is_polling: bool,
     pub(crate) table: Table,
     pub(crate) events: u64,
+    /// References issued by prefill and decode workers.
+    pub(crate) handoffs: u64,
+    /// Sequences that went on at another decode worker.
+    pub(crate) moves: u64,
     pub(crate) trace: Option<Vec<String>>,
 }
 
@@ -181,6 +185,8 @@ impl World {
             is_polling: true,
             table: Table::default(),
             events: 0,
+            handoffs: 0,
+            moves: 0,
             trace: traced.then(Vec::new),
         };
         let first_worker = FIRST_ROUTER + world.plan.routers;

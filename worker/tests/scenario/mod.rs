@@ -195,6 +195,10 @@ impl<C: Core> Stage<C> {
                 let (request, attempt) = command.attempt(0);
                 Event::Fence { request, attempt }
             }
+            "move" => {
+                let (request, attempt) = command.attempt(0);
+                Event::Move { request, attempt }
+            }
             "drop" => Event::Dropped { call: command.call(0) },
             "drain" => Event::Drain,
             "step" => {
@@ -298,6 +302,17 @@ impl<C: Core> Stage<C> {
             }
             Action::Decode { call, item: DecodeItem::Admitted { skipped_tokens } } => {
                 format!("{}: admitted, {skipped_tokens} tokens skipped", call.0)
+            }
+            Action::Decode { call, item: DecodeItem::Moved { handoff } } => {
+                self.handoffs.push(handoff.clone());
+                format!(
+                    "{}: moved: H{} for {} tokens of {}.{}",
+                    call.0,
+                    self.handoffs.len(),
+                    handoff.tokens,
+                    handoff.request,
+                    handoff.attempt.0
+                )
             }
             Action::Decode { call, item: DecodeItem::Token(token) } => {
                 format!("{}: {}", call.0, show_token(&token))

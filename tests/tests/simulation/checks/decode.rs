@@ -1,6 +1,6 @@
 //! The watch over a decode worker.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use proto::{Attempt, Handoff, RequestId};
@@ -19,6 +19,8 @@ pub(crate) struct DecodeWatch {
     /// Hand-offs whose calls the event at hand ended: to be released now.
     unreleased: Vec<Handoff>,
     fences: BTreeMap<RequestId, Attempt>,
+    /// What routers have wanted elsewhere.
+    asked: BTreeSet<(RequestId, Attempt)>,
 }
 
 struct Call {
@@ -30,6 +32,10 @@ struct Call {
     /// The index of the next token.
     next: usize,
     incoming: Incoming,
+    /// It has said where its sequence is held.
+    moved: bool,
+    /// Tokens known: those that came with the call, prefill's, and those given.
+    known: usize,
 }
 
 /// What has come of a hand-off.
@@ -75,11 +81,14 @@ impl DecodeWatch {
                     // With a hand-off the token of index `generated` is prefill's.
                     next: generation.generated + usize::from(handoff.is_some()),
                     incoming: Incoming::default(),
+                    moved: false,
+                    known: generation.tokens.len() + usize::from(handoff.is_some()),
                 };
                 self.fence(&generation.request, generation.attempt);
                 self.calls.insert(*call, watched);
             }
             Event::Fence { request, attempt } => self.fence(request, *attempt),
+            Event::Move { request, attempt } => drop(self.asked.insert((request.clone(), *attempt))),
             Event::Dropped { call } => self.end(*call),
             Event::Fetched { call, item } => self.fetched(*call, item, is_bad, truth),
             Event::FetchFailed { call, .. } => {
@@ -172,6 +181,10 @@ impl DecodeWatch {
                 _ => {}
             }
         }
+        let open = self.calls.values().find(|call| call.moved);
+        ensure(open.is_none(), "contract", || {
+            format!("{by}: the call of a sequence that has moved away is still open")
+        })?;
         for (call, invariant, why) in self.doomed.drain(..) {
             ensure(!self.calls.contains_key(&call), invariant, || {
                 format!("{by}: decode call {} goes on though {why}", call.0)
@@ -190,9 +203,22 @@ impl DecodeWatch {
         let Some(call) = self.calls.get_mut(&id) else {
             return ensure(false, "contract", || format!("{by}: an item after the end of a call"));
         };
-        let DecodeItem::Token(token) = item else {
-            call.admitted = true;
-            return Ok(());
+        ensure(!call.moved, "contract", || format!("{by}: an item after the sequence has moved away"))?;
+        let token = match item {
+            DecodeItem::Admitted { .. } => {
+                call.admitted = true;
+                return Ok(());
+            }
+            DecodeItem::Moved { handoff } => {
+                call.moved = true;
+                let is_asked = self.asked.contains(&(call.request.clone(), call.attempt));
+                let is_own = handoff.request == call.request && handoff.attempt == call.attempt;
+                let is_whole = call.is_proven() && handoff.tokens + 1 == call.known;
+                return ensure(is_asked && is_own && is_whole, "contract", || {
+                    format!("{by}: {} tokens known, asked: {is_asked}, given away: {handoff:?}", call.known)
+                });
+            }
+            DecodeItem::Token(token) => token,
         };
         ensure(call.admitted, "contract", || format!("{by}: a token before admission"))?;
         ensure(call.is_proven(), "I2", || {
@@ -202,13 +228,15 @@ impl DecodeWatch {
             format!("{by}: request {}: token {} expected, {} came", call.request, call.next, token.index)
         })?;
         call.next += 1;
+        call.known += 1;
         truth.check_token(&call.request, token, by)
     }
 
     /// The engine works for open calls only.
     pub(crate) fn check_gauges(&self, gauges: &Gauges, by: &str) -> Check {
         let counts = gauges.sequences;
-        let in_engine = counts.waiting + counts.running + counts.preempted + counts.reserved + counts.held;
+        // What is held of sequences that moved away is the owner's watch's.
+        let in_engine = counts.waiting + counts.running + counts.preempted + counts.reserved;
         let open = self.calls.values().filter(|call| call.admitted && !call.incoming.is_all).count();
         let most = self.calls.values().filter(|call| call.admitted).count();
         ensure((open..=most).contains(&in_engine), "I5", || {

@@ -50,7 +50,11 @@ impl DispatchWatch {
                     self.called.push(worker.clone());
                     truth.check_generation(generation)?;
                 }
-                Action::StartDecode { worker, generation, .. } => {
+                Action::StartDecode { worker, generation, handoff } => {
+                    let fits = handoff.as_ref().is_none_or(|it| it.tokens == generation.tokens.len());
+                    ensure(fits, "contract", || {
+                        format!("{} tokens asked for, with {handoff:?}", generation.tokens.len())
+                    })?;
                     ensure(!self.decode_open, "I5", || "a second decode call while one is open".into())?;
                     self.decode_open = true;
                     self.called.push(worker.clone());
@@ -81,7 +85,13 @@ impl DispatchWatch {
                     self.next_index += 1;
                 }
                 Action::Finish(_) => self.finished = true,
-                Action::WakeAt(_) => {}
+                Action::Move { worker, attempt, .. } => {
+                    let is_there = self.decode_open && self.called.last() == Some(worker);
+                    ensure(is_there && Some(*attempt) == self.attempt, "contract", || {
+                        format!("{worker} is asked for a sequence that it does not have")
+                    })?;
+                }
+                Action::Moved { .. } | Action::WakeAt(_) => {}
             }
         }
         let is_clean = !self.finished || (!self.prefill_open && !self.decode_open);

@@ -1,22 +1,28 @@
-//! The watch over an owner of holds, a prefill worker.
+//! The watch over an owner of holds: a prefill worker, or a decode worker that sequences move away from.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use engine::KvBlock;
 use proto::{Attempt, Handoff, HandoffId, RequestId, WorkerEpoch};
-use worker::core::{Action, CallId, Event, FetchItem, Gauges, PrefillItem};
+use worker::core::{Action, CallId, DecodeItem, Event, FetchItem, Gauges, PrefillItem};
 
 use super::{Check, Truth, Violation, ensure};
 use crate::oracle::checksums;
 
-/// One life of a prefill worker, as its messages tell it.
+/// One life of a worker, as its messages tell it.
 pub(crate) struct OwnerWatch {
+    /// It decodes: only what moves away is held.
+    decodes: bool,
     epoch: WorkerEpoch,
     lease_ttl: Duration,
     fences: BTreeMap<RequestId, Attempt>,
     holds: BTreeMap<HandoffId, Hold>,
     prefills: BTreeMap<CallId, Prefill>,
+    /// Of open decode calls, the deadline.
+    deadlines: BTreeMap<CallId, Duration>,
+    /// Decode calls that have said where their sequence is held, until their end.
+    moved: BTreeMap<CallId, HandoffId>,
     fetches: BTreeMap<CallId, Handoff>,
     /// Blocks were overwritten: what is sent of them must show it.
     pub(crate) is_stray: bool,
@@ -39,13 +45,16 @@ struct Hold {
 }
 
 impl OwnerWatch {
-    pub(crate) fn new(epoch: WorkerEpoch, lease_ttl: Duration) -> Self {
+    pub(crate) fn new(epoch: WorkerEpoch, lease_ttl: Duration, decodes: bool) -> Self {
         Self {
+            decodes,
             epoch,
             lease_ttl,
             fences: BTreeMap::new(),
             holds: BTreeMap::new(),
             prefills: BTreeMap::new(),
+            deadlines: BTreeMap::new(),
+            moved: BTreeMap::new(),
             fetches: BTreeMap::new(),
             is_stray: false,
         }
@@ -73,10 +82,15 @@ impl OwnerWatch {
                 self.prefills.insert(*call, prefill);
                 self.fence(&request, attempt);
             }
+            Event::Decode { call, generation, .. } => {
+                self.deadlines.insert(*call, now + generation.time_left);
+                self.fence(&generation.request, generation.attempt);
+            }
             Event::Fence { request, attempt } => self.fence(request, *attempt),
             Event::Release { handoff } => self.end_exactly(handoff, "released"),
             Event::Dropped { call } => {
                 self.fetches.remove(call);
+                self.deadlines.remove(call);
                 if let Some(id) = self.prefills.remove(call).and_then(|prefill| prefill.issued) {
                     self.end(id, "router gone");
                 }
@@ -190,8 +204,19 @@ impl OwnerWatch {
                     PrefillItem::Done { token, .. } => truth.check_token(&prefill.request, token, by),
                 }
             }
+            Action::Decode { call, item: DecodeItem::Moved { handoff } } => {
+                let deadline = self.deadlines.get(call).copied().unwrap_or(truth.now);
+                self.moved.insert(*call, handoff.id);
+                let hold = Hold { handoff: handoff.clone(), deadline, lease_ends: None, ended: None };
+                let earlier = self.holds.insert(handoff.id, hold);
+                ensure(earlier.is_none(), "I1", || format!("{by}: the same id was issued twice"))
+            }
             Action::Close { call, error } => {
                 self.fetches.remove(call);
+                self.deadlines.remove(call);
+                if let Some(hold) = self.moved.remove(call).and_then(|id| self.holds.get_mut(&id)) {
+                    hold.lease_ends = Some(truth.now + self.lease_ttl);
+                }
                 let Some(id) = self.prefills.remove(call).and_then(|prefill| prefill.issued) else {
                     return Ok(());
                 };
@@ -204,6 +229,7 @@ impl OwnerWatch {
             }
             Action::Fetch { call, item } => self.check_fetch(*call, item, truth, by),
             Action::Renewed { .. } => Ok(()),
+            _ if self.decodes => Ok(()),
             _ => Err(Violation { invariant: "contract", message: format!("{by}: {action:?}") }),
         }
     }
@@ -278,6 +304,12 @@ impl OwnerWatch {
             let ended: Vec<_> = self.holds.values().filter_map(|hold| hold.ended).collect();
             format!("{by}: {live} hand-offs have a right to be held, {} are; over: {ended:?}", gauges.leases)
         })?;
+        if self.decodes {
+            let held = gauges.sequences.held;
+            return ensure(held == live, "I5", || {
+                format!("{by}: {live} sequences moved away, but {held} are held in the engine")
+            });
+        }
         let queued = self.prefills.values().filter(|prefill| prefill.issued.is_none()).count();
         let counts = gauges.sequences;
         let in_engine = counts.waiting + counts.running + counts.preempted + counts.held;
