@@ -184,10 +184,12 @@ async fn move_one(cluster: &mut Cluster, worker: &[&str]) {
     for round in 0.. {
         cluster.spawn_with(SPARE, worker);
         until(cluster, SPARE, "baton_engine_sequences", &["state=\"running\""], async |turn| {
-            for ask in 0..4 {
-                let prompt = prompt(1000 + round * 100 + turn * 4 + ask, 30);
-                drop(client.clone().start(Ask::greedy(&prompt, 200)));
+            // One for each decode worker: together they fit into either.
+            for ask in 0..2 {
+                let prompt = prompt(1000 + round * 100 + turn * 2 + ask, 30);
+                drop(client.clone().start(Ask::greedy(&prompt, 150)));
             }
+            tokio::time::sleep(Duration::from_millis(200)).await;
         })
         .await;
         cluster.signal(SPARE, "TERM");
