@@ -5,6 +5,7 @@
 //! place gives other tokens, which [`SimModel::reference`], computed without any arena, shows.
 
 use checkpoint::grammar::{Mask, Matcher};
+use proto::mix::WEYL;
 use proto::{KvDtype, KvLayout, SamplingParams, StopConditions, TokenId};
 
 use crate::batch::{Batch, BlockIndex, Logits};
@@ -269,10 +270,7 @@ impl Trace {
     }
 }
 
-/// Two words into one; the finaliser of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).
+/// Two words into one.
 fn mix(a: u64, b: u64) -> u64 {
-    let mut z = a.rotate_left(23) ^ b.wrapping_add(0x9E37_79B9_7F4A_7C15).wrapping_mul(0xD134_2543_DE82_EF95);
-    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^ (z >> 31)
+    proto::mix::mix(a.rotate_left(23) ^ b.wrapping_add(WEYL).wrapping_mul(0xD134_2543_DE82_EF95))
 }

@@ -23,6 +23,7 @@
 use std::collections::BTreeSet;
 
 use proto::TokenId;
+use proto::mix::{WEYL, mix};
 
 /// The green tokens after one token.
 #[derive(Clone, Copy, Debug)]
@@ -31,8 +32,6 @@ pub struct GreenList {
     /// Hashes below are green, of 2^53.
     bound: u64,
 }
-
-const WEYL: u64 = 0x9E37_79B9_7F4A_7C15;
 
 impl GreenList {
     /// The list that the key gives after `previous`; `gamma` is the share of the vocabulary that is green.
@@ -46,13 +45,6 @@ impl GreenList {
     pub fn has(&self, id: TokenId) -> bool {
         mix(self.seed.wrapping_add(WEYL.wrapping_mul(u64::from(id) + 1))) >> 11 < self.bound
     }
-}
-
-/// The finaliser of SplitMix64.
-fn mix(mut z: u64) -> u64 {
-    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^ (z >> 31)
 }
 
 /// What counting green tokens has shown.

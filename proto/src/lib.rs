@@ -9,6 +9,7 @@ pub mod error;
 pub mod handoff;
 pub mod id;
 pub mod kv;
+pub mod mix;
 pub mod placement;
 pub mod planted;
 pub mod request;

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use proto::mix::{WEYL, mix};
 use proto::{HandoffId, ModelDescription, WorkerEpoch};
 
 /// Configuration of a core.
@@ -55,19 +56,11 @@ impl HandoffIds {
         let Self::Seeded(state) = self else { return HandoffId::random() };
         let mut bytes = [0; 16];
         for half in bytes.chunks_exact_mut(8) {
-            half.copy_from_slice(&split_mix(state).to_le_bytes());
+            *state = state.wrapping_add(WEYL);
+            half.copy_from_slice(&mix(*state).to_le_bytes());
         }
         HandoffId(bytes)
     }
-}
-
-/// The generator `SplitMix64` (Steele, Lea and Flood, OOPSLA 2014).
-fn split_mix(state: &mut u64) -> u64 {
-    *state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
-    let mut z = *state;
-    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^ (z >> 31)
 }
 
 #[cfg(test)]

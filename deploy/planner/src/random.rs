@@ -2,13 +2,11 @@
 
 use std::f64::consts::TAU;
 
-/// A 64-bit mix of two numbers without visible pattern: the finaliser of SplitMix64 (Steele, Lea, Flood, *Fast
-/// splittable pseudorandom number generators*, 2014) over their sum.
+use proto::mix::WEYL;
+
+/// A 64-bit mix of two numbers without visible pattern.
 pub(crate) fn mix(a: u64, b: u64) -> u64 {
-    let mut z = a.wrapping_add(b.wrapping_mul(0x9e37_79b9_7f4a_7c15)).wrapping_add(0x9e37_79b9_7f4a_7c15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
+    proto::mix::mix(a.wrapping_add(b.wrapping_mul(WEYL)).wrapping_add(WEYL))
 }
 
 /// A stream of random numbers: SplitMix64.
@@ -25,7 +23,7 @@ impl Random {
 
     /// 64 random bits.
     pub(crate) fn bits(&mut self) -> u64 {
-        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        self.state = self.state.wrapping_add(WEYL);
         mix(self.state, 0)
     }
 
