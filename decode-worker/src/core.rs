@@ -21,9 +21,10 @@ use std::time::Duration;
 
 use engine::model::{Interrupt, Model};
 use engine::{Engine, EngineEvent, SequenceId, SequenceSpec, StepReport, Until};
+use proto::watch::BlockChange;
 use proto::{
-    Attempt, Error, FinishReason, Generation, Handoff, PromptReport, Reason, RequestId, Token, TokenId,
-    TokenLogprob,
+    Attempt, BlockHash, Error, FinishReason, Generation, Handoff, PromptReport, Reason, RequestId, Token,
+    TokenId, TokenLogprob,
 };
 use worker::core::{Action, CallId, Core, DecodeItem, Event, FetchItem, Gauges, Now, StepSize};
 use worker::core_config::CoreConfig;
@@ -504,6 +505,7 @@ impl<M: Model> Core for DecodeCore<M> {
             blocks: self.engine.kv_counts(),
             sequences: counts,
             preemptions: self.engine.preemptions(),
+            tokens: self.engine.token_counts(),
             leases: self.owner.leases(),
             // Each sequence has at least one block, or will.
             orphaned_blocks: in_engine.saturating_sub(self.sequences.len() + self.outgoing.moved.len()),
@@ -518,6 +520,18 @@ impl<M: Model> Core for DecodeCore<M> {
 
     fn interrupt(&self) -> Interrupt {
         self.engine.interrupt()
+    }
+
+    fn follow_blocks(&mut self, bound: Option<usize>) {
+        self.engine.follow_blocks(bound);
+    }
+
+    fn take_block_changes(&mut self, out: &mut Vec<BlockChange>) -> bool {
+        self.engine.take_block_changes(out)
+    }
+
+    fn known_blocks(&self) -> Vec<BlockHash> {
+        self.engine.known_blocks()
     }
 
     fn sole_prefill(&self) -> Option<CallId> {

@@ -10,8 +10,8 @@ use engine::{Engine, EngineConfig};
 use expect_test::expect;
 use prefill_worker::core::PrefillCore;
 use proto::{
-    Attempt, Digest, Error, Generation, Handoff, HandoffId, ModelDescription, Reason, SamplingParams,
-    StopConditions, WorkerEpoch,
+    Attempt, Digest, Error, Generation, Handoff, HandoffId, ModelDescription, Priority, Reason,
+    SamplingParams, StopConditions, WorkerEpoch,
 };
 use worker::core::{Action, CallId, Core, DecodeItem, Event, FetchItem, Now, PrefillItem};
 use worker::core_config::{CoreConfig, HandoffIds};
@@ -123,6 +123,8 @@ impl<C: Core> World<C> {
             time_left: Duration::from_secs(1 + self.dice.below(20) as u64),
             probe: false,
             beside: None,
+            session: None,
+            priority: Priority::default(),
         }
     }
 

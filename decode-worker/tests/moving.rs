@@ -10,8 +10,8 @@ use decode_worker::core::DecodeCore;
 use engine::sim::{SimConfig, SimModel};
 use engine::{Engine, EngineConfig};
 use proto::{
-    Attempt, Digest, Generation, Grammar, Handoff, ModelDescription, SamplingParams, StopConditions, Token,
-    TokenId, WorkerEpoch,
+    Attempt, Digest, Generation, Grammar, Handoff, ModelDescription, Priority, SamplingParams,
+    StopConditions, Token, TokenId, WorkerEpoch,
 };
 use worker::core::{Action, CallId, Core, DecodeItem, Event, Moves, Now};
 use worker::core_config::{CoreConfig, HandoffIds};
@@ -60,6 +60,8 @@ fn generation(tokens: Vec<TokenId>, sampling: SamplingParams, max_tokens: usize)
         time_left: Duration::from_mins(1),
         probe: false,
         beside: None,
+        session: None,
+        priority: Priority::default(),
     }
 }
 

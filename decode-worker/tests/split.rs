@@ -9,8 +9,8 @@ use engine::sim::{SimConfig, SimModel};
 use engine::{Engine, EngineConfig};
 use prefill_worker::core::PrefillCore;
 use proto::{
-    Attempt, Digest, Error, Generation, ModelDescription, SamplingParams, StopConditions, Token, TokenId,
-    WorkerEpoch,
+    Attempt, Digest, Error, Generation, ModelDescription, Priority, SamplingParams, StopConditions, Token,
+    TokenId, WorkerEpoch,
 };
 use worker::core::{Action, CallId, Core, DecodeItem, Event, FetchItem, Now, PrefillItem};
 use worker::core_config::{CoreConfig, HandoffIds};
@@ -221,6 +221,8 @@ fn generation(name: &str, tokens: Vec<TokenId>, max_tokens: usize) -> Generation
         time_left: Duration::from_mins(1),
         probe: false,
         beside: None,
+        session: None,
+        priority: Priority::default(),
     }
 }
 

@@ -5,7 +5,10 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use checkpoint::grammar::{GrammarEnv, Mask};
-use proto::{Digest, Error, KvLayout, PromptLogprobs, PromptReport, Reason, TokenId, TokenLogprob};
+use proto::watch::BlockChange;
+use proto::{
+    BlockHash, Digest, Error, KvLayout, PromptLogprobs, PromptReport, Reason, TokenId, TokenLogprob,
+};
 
 use crate::batch::Logits;
 use crate::grammar;
@@ -13,7 +16,7 @@ use crate::handoff::Arrival;
 use crate::kv::slab;
 use crate::model::{ForwardError, Interrupt, KvMemory, Model};
 use crate::planted::{self, Bug};
-use crate::report::{EngineEvent, KvCounts, SequenceCounts, StepReport};
+use crate::report::{EngineEvent, KvCounts, SequenceCounts, StepReport, TokenCounts};
 use crate::sampling::{Choice, History, NoChoice, Rules, Sampler};
 use crate::scheduler::{BlockCopy, Scheduler, Work};
 use crate::sequence::{ModelLimits, Sequence, SequenceId, SequenceSpec, State};
@@ -395,6 +398,28 @@ impl<M: Model> Engine<M> {
     /// Sequences by state.
     pub fn sequence_counts(&self) -> SequenceCounts {
         self.scheduler.sequence_counts()
+    }
+
+    /// Tokens by what is to be done with them.
+    pub fn token_counts(&self) -> TokenCounts {
+        self.scheduler.token_counts()
+    }
+
+    /// Notes, from now on, which blocks enter and leave the prefix cache: at most `bound` changes until they are taken.
+    /// `None` notes nothing, which costs nothing.
+    pub fn follow_blocks(&mut self, bound: Option<usize>) {
+        self.scheduler.pool.follow(bound);
+    }
+
+    /// Appends the changes that were noted since they were taken last. False when there were more than the bound; then
+    /// only [`Self::known_blocks`] tells what is there.
+    pub fn take_block_changes(&mut self, out: &mut Vec<BlockChange>) -> bool {
+        self.scheduler.pool.take_changes(out)
+    }
+
+    /// The names of all blocks that the prefix cache has, in no order that means anything.
+    pub fn known_blocks(&self) -> Vec<BlockHash> {
+        self.scheduler.pool.known()
     }
 
     /// How many tokens at the front of `tokens` the prefix cache has the KV of.

@@ -32,6 +32,6 @@ pub mod watermark;
 
 pub use crate::engine::{Engine, EngineConfig};
 pub use crate::report::{
-    EngineEvent, HandedOver, KvBlock, KvCounts, Reservation, SequenceCounts, StepReport,
+    EngineEvent, HandedOver, KvBlock, KvCounts, Reservation, SequenceCounts, StepReport, TokenCounts,
 };
 pub use crate::sequence::{SequenceId, SequenceSpec, Until};

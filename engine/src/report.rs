@@ -120,6 +120,15 @@ pub struct KvCounts {
     pub held: usize,
 }
 
+/// Tokens that an engine has to do with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TokenCounts {
+    /// Those whose KV is still to be computed, of sequences that wait, run, or were preempted.
+    pub waiting: usize,
+    /// Those whose KV is there, of sequences that take part in steps.
+    pub running: usize,
+}
+
 /// Sequences by state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SequenceCounts {

@@ -22,12 +22,12 @@ mod prefix;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 
-use proto::{Error, Reason, TokenId};
+use proto::{Error, HashChain, Reason, TokenId};
 
 use crate::batch::{Batch, Chunk};
 use crate::engine::EngineConfig;
-use crate::kv::{BlockPool, HashChain};
-use crate::report::{KvCounts, SequenceCounts};
+use crate::kv::BlockPool;
+use crate::report::{KvCounts, SequenceCounts, TokenCounts};
 use crate::sequence::{Sequence, SequenceId, SequenceSpec, State};
 pub(crate) use prefix::BlockCopy;
 use prefix::Prefix;
@@ -455,6 +455,21 @@ impl Scheduler {
             reserved: self.reserved.len(),
             held: held.count(),
         }
+    }
+
+    pub(crate) fn token_counts(&self) -> TokenCounts {
+        let mut counts = TokenCounts::default();
+        for sequence in self.sequences.values() {
+            match sequence.state {
+                State::Waiting | State::Preempted => counts.waiting += sequence.remaining(),
+                State::Running => {
+                    counts.waiting += sequence.remaining();
+                    counts.running += sequence.computed;
+                }
+                State::Reserved | State::Held => {}
+            }
+        }
+        counts
     }
 
     /// Checks that blocks and sequences are in exactly one state each, and that every block has as many owners as

@@ -6,10 +6,9 @@ use std::fmt;
 use std::ops::Range;
 
 use checkpoint::grammar::Matcher;
-use proto::{PromptReport, SamplingParams, StopConditions, TokenId};
+use proto::{BlockHash, HashChain, PromptReport, SamplingParams, StopConditions, TokenId};
 
 use crate::batch::BlockIndex;
-use crate::kv::{BlockHash, HashChain};
 
 /// Names a sequence in one engine; never given twice in the engine's life. Later ones are greater.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

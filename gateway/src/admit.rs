@@ -70,6 +70,8 @@ pub(crate) fn admit(
         time_left: std::time::Duration::ZERO,
         probe: false,
         beside: None,
+        session: request.session.clone(),
+        priority: request.priority,
     };
     let model = model.clone();
     Ok(Prepared { request, model, generation, prompt_text, discard: max_tokens == 0 })

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use proto::Priority;
 use proto::{FinishReason, PromptReport, SamplingParams, Token, TokenId};
 use serde_json::{Map, Value};
 
@@ -43,6 +44,8 @@ pub struct Request {
     pub truncate: Option<Truncate>,
     /// The name under which another call may end this one.
     pub stoppable: Option<String>,
+    /// The conversation or user that it belongs to: requests of one session may be computed together.
+    pub session: Option<String>,
     /// Answer with the likeliest sequence first, also when all are returned.
     pub ranked: bool,
     /// The answer's writer wants the prompt's text.
@@ -72,6 +75,7 @@ impl Request {
             bad_words: Vec::new(),
             truncate: None,
             stoppable: None,
+            session: None,
             echo: false,
             prompt_ids: false,
             names,
@@ -162,17 +166,6 @@ pub enum Truncate {
     Last(usize),
     /// The first so many.
     First(usize),
-}
-
-/// Who goes first: 1 before all others, 5 after them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Priority(pub u8);
-
-impl Default for Priority {
-    /// The last.
-    fn default() -> Self {
-        Self(5)
-    }
 }
 
 /// How much to generate. None at all makes a text that ends with its length before it begins, once the prompt was

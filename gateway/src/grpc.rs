@@ -24,6 +24,7 @@ use crate::domain::{
     Tail, Truncate,
 };
 use crate::fault::Fault;
+use crate::http::named_session;
 use crate::metrics;
 use crate::service::{Service, Ticket};
 use crate::timing::{Part, Parts};
@@ -52,7 +53,8 @@ impl GenerationService for Generations {
             metrics::answered(DIALECT, status_of(&fault));
             status(fault)
         })?;
-        let answering = match self.start(request.into_inner(), &mut ticket).await {
+        let session = named_session(request.metadata().as_ref());
+        let answering = match self.start(request.into_inner(), session, &mut ticket).await {
             Ok((id, n, answer)) => Answering { id, answer, ticket, ttft: vec![None; n], unfinished: n },
             Err(fault) => {
                 ticket.ended(status_of(&fault));
@@ -89,9 +91,11 @@ impl Generations {
     async fn start(
         &self,
         request: GenerateRequest,
+        session: Option<String>,
         ticket: &mut Ticket,
     ) -> Result<(String, usize, Answers), Fault> {
-        let (id, request) = parse(request)?;
+        let (id, mut request) = parse(request)?;
+        request.session = session;
         let n = request.n;
         let answer = self.service.start(vec![request], ticket).await?;
         Ok((id, n, answer))

@@ -42,6 +42,12 @@ const IS_RECOMPUTE: HeaderName = HeaderName::from_static("is-recompute");
 /// Where a request's time went: <https://www.w3.org/TR/server-timing/>.
 const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
 
+/// The session that a request belongs to.
+const X_SESSION_ID: HeaderName = HeaderName::from_static("x-session-id");
+
+/// Most characters of a session's name; a longer one is none.
+const SESSION_CHARS_MAX: usize = 1024;
+
 /// Tells OpenAI's clients whether to try again.
 const SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
 
@@ -297,13 +303,17 @@ async fn answer<F: Family, W: Writer>(
     parse: impl FnOnce(&Service, &[u8]) -> Result<Call<W>, Fault> + Send + 'static,
 ) -> Result<Out<W>, Fault> {
     let reading = ticket.span().child("gateway.read");
+    let named = named_session(request.headers());
     let body = read_body(service, request).await?;
     let parsing = service.clone();
     let parsed = parsed(&service.tasks, body, move |body| parse(&parsing, body)).await;
-    let Call { requests, mut writer, stream } = parsed?;
+    let Call { mut requests, mut writer, stream } = parsed?;
     drop(reading);
     if let Some(dialect) = writer.dialect() {
         ticket.is_of(dialect);
+    }
+    if named.is_some() {
+        requests.iter_mut().for_each(|request| request.session.clone_from(&named));
     }
     let mut answers = service.start(requests, ticket).await?;
     if stream {
@@ -312,6 +322,12 @@ async fn answer<F: Family, W: Writer>(
     let wholes = answers.whole().await?;
     writer.take_timings(&ticket.mark(Part::Write));
     Ok(Out::Whole(writer.whole(answers.started(), &wholes)))
+}
+
+/// The session that the client names beside its request, up to [`SESSION_CHARS_MAX`] of printable ASCII.
+pub(crate) fn named_session(headers: &HeaderMap) -> Option<String> {
+    let name = headers.get(X_SESSION_ID)?.to_str().ok()?;
+    (1..=SESSION_CHARS_MAX).contains(&name.len()).then(|| name.to_owned())
 }
 
 /// Sends an answer piece by piece. Each event is a chunk of its own, so that clients that take a chunk for an event

@@ -29,7 +29,6 @@ mod manage;
 mod metrics;
 pub mod models;
 mod overview;
-mod queue;
 mod ready;
 pub mod resume;
 mod route;
@@ -48,6 +47,7 @@ mod bundle;
 use std::sync::{Arc, Mutex};
 
 use node::debug::{Dump, Excerpt};
+use node::queue::Queue;
 use node::{Context, Error, Listener, Member, Serving, Shutdown, serve_public_grpc, serve_public_http};
 use tokio::sync::{Notify, Semaphore, watch};
 
@@ -56,7 +56,6 @@ use crate::front::Front;
 use crate::in_house::RequestDump;
 use crate::models::{Models, Served};
 use crate::overview::Overview;
-use crate::queue::Queue;
 use crate::ready::Readiness;
 use crate::route::Routers;
 use crate::service::{Service, unix_seconds};

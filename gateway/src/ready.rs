@@ -6,7 +6,7 @@ use std::time::Duration;
 use checkpoint::Encode;
 use node::telemetry::TraceContext;
 use node::{Clock, Standing};
-use proto::{Attempt, Error, Generation, Reason, RequestId, SamplingParams, StopConditions};
+use proto::{Attempt, Error, Generation, Priority, Reason, RequestId, SamplingParams, StopConditions};
 use tokio::sync::{Notify, watch};
 use uuid::Uuid;
 
@@ -136,6 +136,8 @@ fn probe_generation(model: &Model) -> Result<Generation, Error> {
         time_left: PROBE_MAX,
         probe: true,
         beside: None,
+        session: None,
+        priority: Priority::default(),
     })
 }
 

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use node::queue::{Full, Place, Queue};
 use node::telemetry::{REQUESTS, Span};
 use node::{Busy, Clock, Shutdown, Tasks};
 use proto::{Reason, RequestId};
@@ -19,7 +20,6 @@ use crate::fault::Fault;
 use crate::in_house::{Entry, InHouse};
 use crate::metrics::{self, CLIENT_GONE, State};
 use crate::models::{Model, Served};
-use crate::queue::{Full, Place, Queue};
 use crate::resume::past_deadline;
 use crate::route::Routers;
 use crate::statistics::{Spent, Statistics};
@@ -52,7 +52,7 @@ pub(crate) struct Service {
     /// Bounds the requests in the house, those whose body still arrives included.
     pub(crate) house: Arc<Semaphore>,
     /// Bounds those that run.
-    pub(crate) queue: Arc<Queue>,
+    pub(crate) queue: Arc<Queue<Priority>>,
     /// What each model has served.
     pub(crate) statistics: Statistics,
     /// The calls that may be stopped by name.
@@ -199,7 +199,7 @@ impl Service {
     }
 
     /// A place among those that run, before the deadline.
-    async fn place(&self, priority: Priority, deadline: Duration) -> Result<Place, Fault> {
+    async fn place(&self, priority: Priority, deadline: Duration) -> Result<Place<Priority>, Fault> {
         let left = deadline.saturating_sub(self.clock.now());
         tokio::select! {
             placed = tokio::time::timeout(left, self.queue.place(priority)) => match placed {
@@ -272,7 +272,7 @@ pub(crate) struct Ticket {
     /// What the request is counted as when this is dropped.
     status: u16,
     /// Its place among those that run.
-    place: Option<Place>,
+    place: Option<Place<Priority>>,
     /// Once its model is known.
     measured: Option<Measured>,
     /// Ends with the request.

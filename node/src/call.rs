@@ -20,8 +20,8 @@ use crate::deadline::{bounded, is_last, trailers};
 use crate::tasks::panic_message;
 use crate::{Busy, Shutdown, telemetry};
 
-/// Services whose calls never end by themselves, so that no drain may wait for them.
-const ENDLESS: [&str; 2] = ["/grpc.health.", "/grpc.reflection."];
+/// Services and methods whose calls never end by themselves, so that no drain may wait for them.
+const ENDLESS: [&str; 3] = ["/grpc.health.", "/grpc.reflection.", "/baton.v1.Worker/Watch"];
 
 /// Serves a call. Always answers with a response: a fault is a gRPC status.
 pub(crate) async fn serve(

@@ -57,25 +57,51 @@ pub struct Discovery {
 
 /// Where services become members, if that is not done for them.
 #[derive(Clone, Debug, Default)]
-pub struct Registry(Option<etcd::Registry>);
+pub struct Registry(Option<Registrar>);
+
+/// A registry, and whether it has answered.
+#[derive(Clone, Debug)]
+struct Registrar {
+    etcd: etcd::Registry,
+    has_answered: watch::Receiver<bool>,
+}
 
 impl Registry {
+    /// Waits until it has said once who the members are: whoever knows nobody before would send others astray. At once
+    /// where nobody registers.
+    pub async fn answered(&self) {
+        let Some(registrar) = &self.0 else { return };
+        let mut has_answered = registrar.has_answered.clone();
+        if has_answered.wait_for(|answered| *answered).await.is_err() {
+            // Whoever follows it was stopped, and so is the process.
+            std::future::pending::<()>().await;
+        }
+    }
+
     /// Makes a service that serves by now a member, until the process drains. Returns at once. Where it turns out that a
     /// worker does not fit the others of its model (invariant I9), the process stops with an error that names the field.
     ///
     /// # Errors
     /// [`Error::Option`] of `advertise` when the address is none under which others reach this process.
     pub fn join(&self, entry: Entry, context: &Context) -> Result<(), Error> {
-        let Some(registry) = &self.0 else { return Ok(()) };
-        let everywhere =
-            entry.address.parse::<std::net::SocketAddr>().is_ok_and(|address| address.ip().is_unspecified());
-        if everywhere {
-            let message =
-                format!("expected the address under which others reach this process, got {}", entry.address);
-            return Err(Error::option("advertise", message));
-        }
-        etcd::join(registry, entry, context);
+        let Some(registrar) = &self.0 else { return Ok(()) };
+        self.check(&entry.address)?;
+        etcd::join(&registrar.etcd, entry, context);
         Ok(())
+    }
+
+    /// Whether others could reach a member of this process at that address, as far as one can tell by its looks.
+    ///
+    /// # Errors
+    /// [`Error::Option`] of `advertise` when they could not.
+    pub fn check(&self, address: &str) -> Result<(), Error> {
+        let everywhere =
+            address.parse::<std::net::SocketAddr>().is_ok_and(|address| address.ip().is_unspecified());
+        if self.0.is_none() || !everywhere {
+            return Ok(());
+        }
+        let message = format!("expected the address under which others reach this process, got {address}");
+        Err(Error::option("advertise", message))
     }
 }
 

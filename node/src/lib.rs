@@ -4,7 +4,7 @@
 //! once: configuration ([`config`]), addresses ([`Listener`]), the network that calls go over ([`Network`], in
 //! process or TCP, with deadlines and contained panics), who else is there ([`discovery`]), serving
 //! ([`serve_grpc`], [`serve_http`]), the tasks of a process and their end ([`Tasks`], [`Shutdown`], [`Process`]),
-//! [`telemetry`], [`metrics`], what operators see ([`operators`], [`Readiness`], [`debug`], [`figures`]) and fail points.
+//! [`telemetry`], [`metrics`], what operators see ([`operators`], [`Readiness`], [`debug`], [`figures`]), who waits for whom ([`queue`]) and fail points.
 //!
 //! A service is a function `run(Config, Context)`. It serves until [`Shutdown`] says otherwise, and returns.
 
@@ -30,6 +30,7 @@ pub mod metrics;
 mod network;
 pub mod operators;
 mod process;
+pub mod queue;
 mod readiness;
 mod serve;
 mod shutdown;

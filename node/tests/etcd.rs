@@ -78,6 +78,12 @@ impl Node {
         self.context.registry.join(entry, &self.context).unwrap();
     }
 
+    /// Whether etcd has said by now who the members are.
+    async fn has_heard(&self) -> bool {
+        let answered = self.context.registry.answered();
+        tokio::time::timeout(Duration::from_millis(50), answered).await.is_ok()
+    }
+
     /// Waits until these are the members, in the order of roles and addresses.
     async fn knows(&self, expected: &[Member]) {
         let mut members = self.context.members.clone();
@@ -256,8 +262,10 @@ async fn a_process_starts_without_etcd_and_registers_when_it_comes() {
     node.join(Role::Decode, 9201, capabilities());
     tokio::time::sleep(LEASE * 2).await;
     assert!(node.context.members.borrow().is_empty() && !node.context.shutdown.is_draining());
+    assert!(!node.has_heard().await);
     etcd.run();
     node.knows(&[member(Role::Decode, 9201)]).await;
+    assert!(node.has_heard().await);
     // One that leaves while etcd is away is not held up by it.
     etcd.kill();
     node.context.shutdown.drain();

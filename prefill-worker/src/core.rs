@@ -16,9 +16,10 @@ use std::time::Duration;
 
 use engine::model::{Interrupt, Model};
 use engine::{Engine, EngineEvent, SequenceId, SequenceSpec, StepReport, Until};
+use proto::watch::BlockChange;
 use proto::{
-    Attempt, Error, FinishReason, Generation, Handoff, PromptReport, Reason, RequestId, Token, TokenId,
-    TokenLogprob,
+    Attempt, BlockHash, Error, FinishReason, Generation, Handoff, PromptReport, Reason, RequestId, Token,
+    TokenId, TokenLogprob,
 };
 use worker::core::{Action, CallId, Core, Event, Gauges, Moves, Now, PrefillItem, StepSize};
 use worker::core_config::CoreConfig;
@@ -377,6 +378,7 @@ impl<M: Model> Core for PrefillCore<M> {
             blocks: self.engine.kv_counts(),
             sequences: self.engine.sequence_counts(),
             preemptions: self.engine.preemptions(),
+            tokens: self.engine.token_counts(),
             leases: self.owner.leases(),
             orphaned_blocks: self.orphaned_blocks(),
             draining: self.draining,
@@ -390,6 +392,18 @@ impl<M: Model> Core for PrefillCore<M> {
 
     fn interrupt(&self) -> Interrupt {
         self.engine.interrupt()
+    }
+
+    fn follow_blocks(&mut self, bound: Option<usize>) {
+        self.engine.follow_blocks(bound);
+    }
+
+    fn take_block_changes(&mut self, out: &mut Vec<BlockChange>) -> bool {
+        self.engine.take_block_changes(out)
+    }
+
+    fn known_blocks(&self) -> Vec<BlockHash> {
+        self.engine.known_blocks()
     }
 
     fn sole_prefill(&self) -> Option<CallId> {

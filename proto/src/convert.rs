@@ -2,11 +2,13 @@
 
 use std::time::Duration;
 
+use crate::watch::{News, WatchEvent};
 use crate::wire;
 use crate::{
-    Attempt, Digest, Error, FinishReason, Generation, Grammar, Handoff, HandoffId, KvDtype, KvLayout,
-    ModelDescription, Placed, PlacementKind, PromptLogprobs, PromptReport, Reason, RequestId, Role,
-    SamplingParams, StopConditions, Token, TokenLogprob, Watermark, WorkerDescription, WorkerEpoch,
+    Attempt, BlockHash, Digest, Error, FinishReason, Generation, Grammar, Handoff, HandoffId, KvDtype,
+    KvLayout, ModelDescription, Placed, PlacementKind, Priority, PromptLogprobs, PromptReport, Reason,
+    RequestId, Role, SamplingParams, StopConditions, Token, TokenLogprob, Watermark, WorkerDescription,
+    WorkerEpoch, WorkerLoad,
 };
 
 /// Metadata key under which a status carries the stable name of its reason.
@@ -221,6 +223,8 @@ impl From<Generation> for wire::Generation {
             time_left_us: micros(plain.time_left),
             probe: plain.probe,
             beside: plain.beside.map(Into::into),
+            session: plain.session,
+            priority: u32::from(plain.priority.0),
         }
     }
 }
@@ -251,7 +255,18 @@ impl TryFrom<wire::Generation> for Generation {
             time_left: Duration::from_micros(wire.time_left_us),
             probe: wire.probe,
             beside: wire.beside.map(TryInto::try_into).transpose()?,
+            session: wire.session,
+            priority: priority(wire.priority)?,
         })
+    }
+}
+
+/// A router or gateway of an earlier release says 0: nothing.
+fn priority(wire: u32) -> Result<Priority, Error> {
+    match wire {
+        0 => Ok(Priority::default()),
+        1..=5 => Ok(Priority(wire as u8)),
+        _ => Err(Error::invalid("priority", format!("expected 1 to 5, got {wire}"))),
     }
 }
 
@@ -530,6 +545,82 @@ impl TryFrom<wire::DescribeResponse> for WorkerDescription {
     }
 }
 
+impl From<WorkerLoad> for wire::LoadReport {
+    fn from(plain: WorkerLoad) -> Self {
+        Self {
+            waiting: plain.waiting as u64,
+            running: plain.running as u64,
+            waiting_tokens: plain.waiting_tokens as u64,
+            running_tokens: plain.running_tokens as u64,
+            blocks_free: plain.blocks_free as u64,
+            blocks_total: plain.blocks_total as u64,
+            draining: plain.draining,
+        }
+    }
+}
+
+impl TryFrom<wire::LoadReport> for WorkerLoad {
+    type Error = Error;
+
+    fn try_from(wire: wire::LoadReport) -> Result<Self, Error> {
+        Ok(Self {
+            waiting: count("load.waiting", wire.waiting)?,
+            running: count("load.running", wire.running)?,
+            waiting_tokens: count("load.waiting_tokens", wire.waiting_tokens)?,
+            running_tokens: count("load.running_tokens", wire.running_tokens)?,
+            blocks_free: count("load.blocks_free", wire.blocks_free)?,
+            blocks_total: count("load.blocks_total", wire.blocks_total)?,
+            draining: wire.draining,
+        })
+    }
+}
+
+/// Names of blocks, one after another.
+fn names(blocks: &[BlockHash]) -> Vec<u8> {
+    blocks.iter().flat_map(|block| block.0).collect()
+}
+
+fn blocks(field: &str, names: &[u8]) -> Result<Vec<BlockHash>, Error> {
+    let (names, rest) = names.as_chunks::<16>();
+    if rest.is_empty() {
+        return Ok(names.iter().copied().map(BlockHash).collect());
+    }
+    let bytes = names.len() * 16 + rest.len();
+    Err(Error::invalid(field, format!("expected names of 16 bytes each, got {bytes} bytes")))
+}
+
+impl From<WatchEvent> for wire::WatchEvent {
+    fn from(plain: WatchEvent) -> Self {
+        use wire::watch_event::Event;
+        let event = match plain.news {
+            News::Load(load) => Event::Load(load.into()),
+            News::Known { chunk, last, blocks } => {
+                Event::Known(wire::KnownBlocks { chunk, last, names: names(&blocks) })
+            }
+            News::Stored(blocks) => Event::Stored(wire::BlockNames { names: names(&blocks) }),
+            News::Removed(blocks) => Event::Removed(wire::BlockNames { names: names(&blocks) }),
+        };
+        Self { epoch: plain.epoch.0, sequence: plain.sequence, event: Some(event) }
+    }
+}
+
+impl TryFrom<wire::WatchEvent> for WatchEvent {
+    type Error = Error;
+
+    fn try_from(wire: wire::WatchEvent) -> Result<Self, Error> {
+        use wire::watch_event::Event;
+        let news = match required("event", wire.event)? {
+            Event::Load(load) => News::Load(load.try_into()?),
+            Event::Known(wire::KnownBlocks { chunk, last, names }) => {
+                News::Known { chunk, last, blocks: blocks("known.names", &names)? }
+            }
+            Event::Stored(stored) => News::Stored(blocks("stored.names", &stored.names)?),
+            Event::Removed(removed) => News::Removed(blocks("removed.names", &removed.names)?),
+        };
+        Ok(Self { epoch: WorkerEpoch(wire.epoch), sequence: wire.sequence, news })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -569,6 +660,8 @@ mod tests {
             time_left: Duration::from_millis(1500),
             probe: false,
             beside: Some(Placed { attempt: Attempt(1), prefill: None, decode: "127.0.0.1:9102".into() }),
+            session: Some("s".into()),
+            priority: Priority(2),
         }
     }
 
@@ -630,6 +723,33 @@ mod tests {
             let sent = Placed { attempt: Attempt(2), prefill, decode: "127.0.0.1:9102".into() };
             assert_eq!(Placed::try_from(wire::Placed::from(sent.clone())), Ok(sent));
         }
+    }
+
+    #[test]
+    fn a_watch_survives_the_wire() {
+        let load = WorkerLoad {
+            waiting: 1,
+            running: 2,
+            waiting_tokens: 3,
+            running_tokens: 4,
+            blocks_free: 5,
+            blocks_total: 6,
+            draining: true,
+        };
+        let names = || vec![BlockHash([1; 16]), BlockHash([2; 16])];
+        for news in [
+            News::Load(load),
+            News::Known { chunk: 3, last: true, blocks: names() },
+            News::Stored(names()),
+            News::Removed(Vec::new()),
+        ] {
+            let sent = WatchEvent { epoch: WorkerEpoch(9), sequence: 7, news };
+            assert_eq!(WatchEvent::try_from(wire::WatchEvent::from(sent.clone())), Ok(sent));
+        }
+        let event = wire::watch_event::Event::Stored(wire::BlockNames { names: vec![0; 17] });
+        let error = WatchEvent::try_from(wire::WatchEvent { epoch: 1, sequence: 1, event: Some(event) });
+        let message = error.expect_err("17 bytes").message;
+        assert_eq!(message, "stored.names: expected names of 16 bytes each, got 17 bytes");
     }
 
     #[test]

@@ -5,6 +5,7 @@
 //! The wire half (feature `wire`) holds the generated messages, clients and servers ([`wire`]) and the one
 //! module that names both halves ([`convert`]).
 
+pub mod block;
 pub mod error;
 pub mod handoff;
 pub mod id;
@@ -13,6 +14,7 @@ pub mod mix;
 pub mod placement;
 pub mod planted;
 pub mod request;
+pub mod watch;
 pub mod worker;
 
 #[cfg(feature = "wire")]
@@ -22,13 +24,14 @@ pub mod convert;
 #[cfg(feature = "wire")]
 pub mod wire;
 
+pub use block::{BlockHash, HashChain};
 pub use error::{Error, Reason};
 pub use handoff::{Attempt, Handoff};
 pub use id::{Digest, HandoffId, RequestId, TokenId, WorkerEpoch};
 pub use kv::{KvDtype, KvLayout};
 pub use placement::{Placed, PlacementKind};
 pub use request::{
-    FinishReason, Generation, Grammar, LOGPROBS_MAX, PromptLogprobs, PromptReport, SamplingParams,
+    FinishReason, Generation, Grammar, LOGPROBS_MAX, Priority, PromptLogprobs, PromptReport, SamplingParams,
     StopConditions, Token, TokenLogprob, Watermark,
 };
-pub use worker::{Capabilities, ModelDescription, Role, WorkerDescription};
+pub use worker::{Capabilities, ModelDescription, Role, WorkerDescription, WorkerLoad};

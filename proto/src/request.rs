@@ -109,6 +109,17 @@ pub struct StopConditions {
     pub min_tokens: usize,
 }
 
+/// Who goes first where requests wait: 1 before all others, 5 after them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Priority(pub u8);
+
+impl Default for Priority {
+    /// The last.
+    fn default() -> Self {
+        Self(5)
+    }
+}
+
 /// What the gateway asks of a router, and a router of a worker: one sequence of tokens to continue.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Generation {
@@ -133,6 +144,11 @@ pub struct Generation {
     /// Where a sequence with the same prompt was placed, whose KV this one can share: the place to prefer. Without
     /// workers there the request is placed like any other.
     pub beside: Option<Placed>,
+    /// Names the conversation or user that the request belongs to, where the client has said so. Requests of one
+    /// session may be placed together.
+    pub session: Option<String>,
+    /// Who goes first where requests wait.
+    pub priority: Priority,
 }
 
 impl Generation {

@@ -97,6 +97,32 @@ impl Capabilities {
     }
 }
 
+/// What a worker has to do and has room for, at one moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct WorkerLoad {
+    /// Sequences that wait to be computed, or to be computed again.
+    pub waiting: usize,
+    /// Sequences that take part in steps, or whose KV is on its way here.
+    pub running: usize,
+    /// Tokens whose KV is still to be computed here, of waiting and running sequences.
+    pub waiting_tokens: usize,
+    /// Tokens of the sequences that take part in steps.
+    pub running_tokens: usize,
+    /// KV blocks that are free or reclaimable.
+    pub blocks_free: usize,
+    /// KV blocks in all.
+    pub blocks_total: usize,
+    /// True once a shutdown began.
+    pub draining: bool,
+}
+
+impl WorkerLoad {
+    /// Sequences waiting or running.
+    pub fn sequences(&self) -> usize {
+        self.waiting + self.running
+    }
+}
+
 impl WorkerDescription {
     /// The first field in which a prefill and a decode worker cannot work together (invariant I9), as the reason
     /// and a message that names the field and both values; `None` when they can.

@@ -1,9 +1,12 @@
 //! Calls to workers, as streams of a dispatch's events. Dropping the stream cancels the call.
 
+use std::time::Duration;
+
 use futures::stream::{self, BoxStream};
 use futures::{FutureExt, StreamExt};
 use node::Network;
 use node::telemetry::TraceContext;
+use proto::convert::count;
 use proto::{Attempt, Error, Generation, Handoff, Reason, RequestId, wire};
 use tonic::{Request, Status, Streaming};
 use wire::decode_client::DecodeClient;
@@ -15,10 +18,23 @@ use crate::dispatch::Event;
 /// An event of a call.
 pub(crate) struct Heard {
     pub(crate) event: Event,
+    /// What the item shows of costs.
+    pub(crate) shown: Option<Shown>,
     /// Set when the call failed on its way to the worker or back: the worker may be gone.
     pub(crate) lost: Option<Error>,
     /// Nothing follows.
     pub(crate) last: bool,
+}
+
+/// What an item shows of costs, beside what it says.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Shown {
+    /// Tokens that the prefill worker had.
+    Cached(usize),
+    /// Time that it took to compute the others.
+    Prefill(Duration),
+    /// Tokens that the decode worker had.
+    Skipped(usize),
 }
 
 /// What a call says. Ends after an item that is the last.
@@ -28,8 +44,8 @@ pub(crate) type Call = BoxStream<'static, Heard>;
 trait Side: Send + Sync + 'static {
     /// An item of the stream.
     type Item: Send + 'static;
-    /// The event that the item stands for; an error when it cannot be read.
-    fn read(attempt: Attempt, item: Self::Item) -> Result<Event, Error>;
+    /// The event that the item stands for, and what it shows besides; an error when it cannot be read.
+    fn read(attempt: Attempt, item: Self::Item) -> Result<(Event, Option<Shown>), Error>;
     /// The end of the call.
     fn ended(attempt: Attempt, error: Option<Error>) -> Event;
 }
@@ -40,16 +56,18 @@ struct Decode;
 impl Side for Prefill {
     type Item = wire::PrefillEvent;
 
-    fn read(attempt: Attempt, item: wire::PrefillEvent) -> Result<Event, Error> {
+    fn read(attempt: Attempt, item: wire::PrefillEvent) -> Result<(Event, Option<Shown>), Error> {
         use wire::prefill_event::Event as Item;
         match item.event.ok_or_else(|| Error::invalid("event", "is required"))? {
             Item::Issued(issued) => {
                 let handoff = issued.handoff.ok_or_else(|| Error::invalid("handoff", "is required"))?;
-                Ok(Event::PrefillIssued { attempt, handoff: handoff.try_into()? })
+                let cached = Shown::Cached(count("cached_tokens", issued.cached_tokens)?);
+                Ok((Event::PrefillIssued { attempt, handoff: handoff.try_into()? }, Some(cached)))
             }
             Item::Done(done) => {
                 let token = done.token.ok_or_else(|| Error::invalid("token", "is required"))?;
-                Ok(Event::PrefillDone { attempt, token: token.try_into()? })
+                let took = Shown::Prefill(Duration::from_micros(done.prefill_us));
+                Ok((Event::PrefillDone { attempt, token: token.try_into()? }, Some(took)))
             }
         }
     }
@@ -62,14 +80,17 @@ impl Side for Prefill {
 impl Side for Decode {
     type Item = wire::DecodeEvent;
 
-    fn read(attempt: Attempt, item: wire::DecodeEvent) -> Result<Event, Error> {
+    fn read(attempt: Attempt, item: wire::DecodeEvent) -> Result<(Event, Option<Shown>), Error> {
         use wire::decode_event::Event as Item;
         match item.event.ok_or_else(|| Error::invalid("event", "is required"))? {
-            Item::Admitted(_) => Ok(Event::DecodeAdmitted { attempt }),
-            Item::Token(token) => Ok(Event::DecodeToken { attempt, token: token.try_into()? }),
+            Item::Admitted(admitted) => {
+                let skipped = Shown::Skipped(count("skipped_tokens", admitted.skipped_tokens)?);
+                Ok((Event::DecodeAdmitted { attempt }, Some(skipped)))
+            }
+            Item::Token(token) => Ok((Event::DecodeToken { attempt, token: token.try_into()? }, None)),
             Item::Moved(moved) => {
                 let handoff = moved.handoff.ok_or_else(|| Error::invalid("handoff", "is required"))?;
-                Ok(Event::DecodeMoved { attempt, handoff: handoff.try_into()? })
+                Ok((Event::DecodeMoved { attempt, handoff: handoff.try_into()? }, None))
             }
         }
     }
@@ -82,20 +103,19 @@ impl Side for Decode {
 /// Calls for a prefill. Nothing is sent before the stream is polled.
 pub(crate) fn prefill(network: &Network, worker: &str, generation: Generation, trace: &TraceContext) -> Call {
     let mut client = node::limits!(PrefillClient::new(network.connect(worker)));
-    let attempt = generation.attempt;
-    let time_left = generation.time_left;
+    let Generation { attempt, time_left, probe, .. } = generation;
     let mut request = Request::new(wire::PrefillRequest { generation: Some(generation.into()) });
     node::set_time_left(&mut request, time_left);
     let asked = trace.scope(async move { client.prefill(request).await });
     let opened = async move {
         let answer = asked.await;
-        if answer.is_ok() {
+        if answer.is_ok() && !probe {
             node::fail_point("router.prefilling").await;
         }
         heard::<Prefill>(attempt, answer.map(tonic::Response::into_inner))
     };
-    let paused = opened.flatten_stream().then(|heard| async move {
-        if matches!(heard.event, Event::PrefillIssued { .. }) {
+    let paused = opened.flatten_stream().then(move |heard| async move {
+        if matches!(heard.event, Event::PrefillIssued { .. }) && !probe {
             node::fail_point("router.issued").await;
         }
         heard
@@ -141,21 +161,24 @@ fn heard<S: Side>(attempt: Attempt, answer: Result<Streaming<S::Item>, Status>) 
         Err(status) => stream::once(async { Err(status) }).boxed(),
     };
     let events = items.map(move |item| match item.map(|item| S::read(attempt, item)) {
-        Ok(Ok(event)) => Heard { event, lost: None, last: false },
+        Ok(Ok((event, shown))) => Heard { event, shown, lost: None, last: false },
         Ok(Err(error)) => {
             // Whatever is wrong with it, it is the worker's fault and not that of the request.
             let message = format!("the worker sent an item that cannot be read: {}", error.message);
             let error = Error::new(Reason::Internal, message);
-            Heard { event: S::ended(attempt, Some(error)), lost: None, last: true }
+            Heard { event: S::ended(attempt, Some(error)), shown: None, lost: None, last: true }
         }
         Err(status) => {
             let on_the_way = proto::convert::is_transport(&status);
             let error = Error::from(status);
             let lost = (on_the_way && error.reason == Reason::WorkerLost).then(|| error.clone());
-            Heard { event: S::ended(attempt, Some(error)), lost, last: true }
+            Heard { event: S::ended(attempt, Some(error)), shown: None, lost, last: true }
         }
     });
-    let end = stream::once(async move { Heard { event: S::ended(attempt, None), lost: None, last: true } });
+    let end =
+        stream::once(
+            async move { Heard { event: S::ended(attempt, None), shown: None, lost: None, last: true } },
+        );
     let mut over = false;
     let up_to_last = events.chain(end).take_while(move |heard| {
         let taken = !over;

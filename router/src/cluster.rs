@@ -11,9 +11,11 @@ use tokio::sync::{Notify, watch};
 use tracing::{error, info, warn};
 use wire::worker_client::WorkerClient;
 
-use crate::meters;
-use crate::policy::Policy;
+use crate::Config;
+use crate::follow::Effect;
+use crate::meters::{self, IndexMeters};
 use crate::pools::{Change, ChangeKind, Pools};
+use crate::watch::{self as watching, Told};
 
 /// The pools, shared.
 pub(crate) struct Cluster {
@@ -22,14 +24,25 @@ pub(crate) struct Cluster {
     version: watch::Sender<u64>,
     /// Wakes the task that describes a worker.
     nudges: Mutex<HashMap<String, Arc<Notify>>>,
+    meters: IndexMeters,
 }
+
+/// Names that are entered into the index, or taken out, at a time: the pools are not held for longer.
+const NAMES_MAX: usize = 256;
 
 impl Cluster {
     /// No workers yet.
-    pub(crate) fn new(policy: Policy) -> Self {
+    pub(crate) fn new(config: &Config) -> Self {
         // Routers that draw by chance should not all draw the same.
-        let pools = Pools::with_policy(policy, RandomState::new().hash_one(policy.name()));
-        Self { pools: Mutex::new(pools), version: watch::channel(0).0, nudges: Mutex::default() }
+        let seed = RandomState::new().hash_one(config.policy.name());
+        let bytes_max = usize::try_from(config.prefix_index_memory.bytes).unwrap_or(usize::MAX);
+        let pools = Pools::with_policy(config.policy, seed).with_index(bytes_max);
+        Self {
+            meters: IndexMeters::new(),
+            pools: Mutex::new(pools),
+            version: watch::channel(0).0,
+            nudges: Mutex::default(),
+        }
     }
 
     /// The pools. Held for a moment only, never over an await.
@@ -40,6 +53,30 @@ impl Cluster {
     /// Tells of every change from now on.
     pub(crate) fn changes(&self) -> watch::Receiver<u64> {
         self.version.subscribe()
+    }
+
+    /// Takes over what an event of a worker's watch means.
+    pub(crate) fn heard(&self, address: &str, effect: Effect) {
+        match effect {
+            Effect::Insert(blocks) if blocks.len() > NAMES_MAX => {
+                // The end first, as within a part: what comes last is what is used last.
+                for part in blocks.rchunks(NAMES_MAX) {
+                    self.pools().heard(address, &Effect::Insert(part.to_vec()));
+                }
+            }
+            Effect::Remove(blocks) if blocks.len() > NAMES_MAX => {
+                for part in blocks.chunks(NAMES_MAX) {
+                    self.pools().heard(address, &Effect::Remove(part.to_vec()));
+                }
+            }
+            effect => {
+                self.pools().heard(address, &effect);
+                if matches!(effect, Effect::Load(..)) {
+                    return;
+                }
+            }
+        }
+        self.meters.show(self.pools().index());
     }
 
     /// A call to the worker failed on its way: no new requests for it until it has described itself again, which it
@@ -62,9 +99,10 @@ impl Cluster {
         if changes.is_empty() {
             return;
         }
-        let counts = pools.counts();
+        let (counts, spared) = (pools.counts(), pools.spared());
         drop(pools);
         meters::workers(&counts);
+        meters::spared(spared);
         changes.iter().for_each(report);
         self.version.send_modify(|version| *version += 1);
     }
@@ -95,6 +133,8 @@ pub(crate) struct DescribeConfig {
     pub(crate) every: Duration,
     /// Time to answer.
     pub(crate) timeout: Duration,
+    /// Whether they are asked for their blocks, too.
+    pub(crate) with_blocks: bool,
 }
 
 /// Follows discovery: one task for each worker that it names, for as long as it does. Runs until dropped.
@@ -129,7 +169,8 @@ pub(crate) async fn follow_members(cluster: Arc<Cluster>, context: Context, conf
     }
 }
 
-/// Asks one worker who it is, again and again. Runs until dropped.
+/// Asks one worker who it is, and watches what it does from then on. One that cannot be watched, or says nothing more, is
+/// asked again. Runs until dropped.
 async fn follow_worker(
     cluster: Arc<Cluster>,
     network: Network,
@@ -140,7 +181,11 @@ async fn follow_worker(
     loop {
         let pause = match describe(&network, &address, config.timeout).await {
             Ok(description) => {
+                let told = Told { epoch: description.epoch, draining: description.draining };
                 cluster.apply(|pools| pools.described(&address, description));
+                if watching::follow(&cluster, &network, (&address, told), &nudge, config).await {
+                    continue;
+                }
                 config.every
             }
             Err(error) => {

@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
+use node::config::size::MemorySize;
 use serde::{Deserialize, Serialize};
 
 use crate::dispatch::DispatchConfig;
 use crate::policy::Policy;
-use crate::pools::PlacementMode;
+use crate::pools::{INDEX_BYTES_MAX, PlacementMode};
 
 /// Every option of the router.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -16,13 +17,18 @@ pub struct Config {
     pub listen: String,
     /// Address under which gateways reach `listen`, where routers register themselves; `listen` itself when absent.
     pub advertise: Option<String>,
-    /// How to place requests: `auto` (split where a prefill worker is live, fused otherwise), `split` or `fused`.
+    /// How to place requests: `auto` (split where a prefill worker is live and the hop pays, fused otherwise), `split` or `fused`.
     pub placement: PlacementMode,
-    /// Which worker takes a request: `round-robin`, `least-loaded` or `power-of-two` (the less loaded of two drawn by
-    /// chance), by the requests that this router has placed.
+    /// Which worker takes a request: `round-robin`, `least-loaded`, `power-of-two` (the less loaded of two drawn by chance),
+    /// `prefix` (the least expected time, given what each has cached) or `session` (one worker for a session).
     pub policy: Policy,
-    /// Most requests that run at once; the next is refused.
+    /// Most memory for knowing which worker has which KV blocks; those asked for longest ago are forgotten first.
+    pub prefix_index_memory: MemorySize,
+    /// Most requests that run at once.
     pub requests_max: usize,
+    /// Most requests that wait for their turn, by priority and then by deadline; the next is refused. Twice `requests_max`
+    /// when absent.
+    pub queue_max: Option<usize>,
     /// Items of one answer that may wait for the gateway to read them.
     pub items_max: usize,
     /// How long a request waits for a worker that can take it, and puts up with refusals, seconds.
@@ -56,7 +62,9 @@ impl Default for Config {
             advertise: None,
             placement: dispatch.placement,
             policy: Policy::default(),
+            prefix_index_memory: MemorySize { bytes: INDEX_BYTES_MAX as u64 },
             requests_max: 1024,
+            queue_max: None,
             items_max: 64,
             retry_window: dispatch.retry_window,
             attempts_max: dispatch.attempts_max,
@@ -81,6 +89,11 @@ impl Config {
             backoff_max: self.backoff_max,
             early_tokens_max: self.early_tokens_max,
         }
+    }
+
+    /// Most requests that wait for their turn.
+    pub(crate) fn queue_max(&self) -> usize {
+        self.queue_max.unwrap_or(self.requests_max.saturating_mul(2))
     }
 
     /// Refuses values that no router can run with.

@@ -43,7 +43,7 @@ use std::time::Duration;
 use proto::{Attempt, Error, FinishReason, Generation, Handoff, Placed, Reason, RequestId, Role, Token};
 
 use crate::planted::{self, Bug};
-use crate::pools::{Placement, PlacementMode, Pools};
+use crate::pools::{NamedBlocks, Placement, PlacementMode, Pools, Wish};
 use attempt::{Failure, Progress, Running};
 
 /// Time on the router's monotonic clock, since some fixed start.
@@ -216,6 +216,8 @@ pub struct Dispatch {
     config: DispatchConfig,
     /// What is left to do: prompt and tokens so far, under the number of the present attempt.
     generation: Generation,
+    /// The names of the prompt's full blocks, where they are known.
+    blocks: Vec<NamedBlocks>,
     /// Tokens that had been generated before this router took over.
     given: usize,
     /// The first attempt of this router.
@@ -244,6 +246,7 @@ impl Dispatch {
     pub fn new(generation: Generation, config: DispatchConfig) -> Self {
         Self {
             config,
+            blocks: Vec::new(),
             given: generation.generated,
             first: generation.attempt,
             total: generation.time_left,
@@ -257,6 +260,21 @@ impl Dispatch {
             last_failure: None,
             wake: None,
         }
+    }
+
+    /// So much of its time went by before its start.
+    pub fn has_waited(&mut self, waited: Duration) {
+        self.total = self.total.saturating_sub(waited);
+    }
+
+    /// Names the full blocks of its tokens, so that it can be placed where their KV is.
+    pub fn set_blocks(&mut self, blocks: Vec<NamedBlocks>) {
+        self.blocks = blocks;
+    }
+
+    /// The names that it was given.
+    pub fn blocks(&self) -> &[NamedBlocks] {
+        &self.blocks
     }
 
     /// Takes an event in; appends what is to be done.
@@ -335,8 +353,7 @@ impl Dispatch {
             // Another router has given every token already, and died before it could say the end.
             return self.end(Ok(()), out);
         }
-        let Generation { model, beside, .. } = &self.generation;
-        match pools.place(model, self.config.placement, &self.failed, beside.as_ref()) {
+        match pools.place(&self.wish(now)) {
             Ok(placement) => self.start(placement, out),
             Err(unplaceable) => {
                 let since = match self.phase {
@@ -350,6 +367,12 @@ impl Dispatch {
                 self.phase = Phase::Unplaceable { since };
             }
         }
+    }
+
+    /// What it wants of a place, now.
+    fn wish(&self, now: Now) -> Wish<'_> {
+        let wish = Wish::of(&self.generation, self.config.placement);
+        Wish { failed: &self.failed, blocks: &self.blocks, now, ..wish }
     }
 
     fn start(&mut self, placement: Placement, out: &mut Vec<Action>) {
@@ -374,9 +397,10 @@ impl Dispatch {
 
     /// Goes on elsewhere with a sequence that its decode worker has given away.
     fn move_on(&mut self, pools: &Pools, now: Now, out: &mut Vec<Action>) {
-        let Phase::Running(running) = &mut self.phase else { return };
+        let Phase::Running(running) = &self.phase else { return };
         let source = running.source().unwrap_or_default().to_owned();
-        let placed = pools.place_other(Role::Decode, &self.generation.model, &self.failed, &source);
+        let placed = pools.place_other(&self.wish(now), &source);
+        let Phase::Running(running) = &mut self.phase else { return };
         match placed {
             Some(worker) => running.go_on(worker, &self.generation, out),
             None => {

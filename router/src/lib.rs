@@ -2,15 +2,21 @@
 //!
 //! The router owns a request from arrival to last token. It sees token ids and references, never text and never KV
 //! bytes. Read [`dispatch`] first: it is the whole of a request's life, without IO. [`pools`] knows which workers
-//! there are and which may work together, [`policy`] which of them takes a request. The rest is the shell: it keeps the
-//! pools (`cluster`), serves gateways (`service`), and runs each request's dispatch (`route`) over calls to workers
-//! (`calls`).
+//! there are and which may work together, [`policy`] which of them takes a request. It goes by what [`index`] knows of their
+//! blocks, which comes from their streams through [`follow`], and by what [`cost`] has learnt; [`circuit`] spares those that
+//! fail again and again. The rest is the shell: it keeps the pools (`cluster`), watches workers (`watch`), serves gateways
+//! (`service`), and runs each request's dispatch (`route`) over calls to workers (`calls`).
 
 mod calls;
+pub mod circuit;
 mod cluster;
 mod config;
+pub mod cost;
 pub mod dispatch;
+pub mod follow;
 mod in_flight;
+pub mod index;
+mod line;
 mod meters;
 mod overview;
 pub mod planted;
@@ -18,10 +24,12 @@ pub mod policy;
 pub mod pools;
 mod route;
 mod service;
+mod watch;
 
 use std::sync::Arc;
 
 use node::debug::{Dump, Excerpt};
+use node::queue::Queue;
 use node::{Context, Entry, Listener, Services};
 use proto::wire::overview_server::OverviewServer;
 use proto::wire::router_server::RouterServer;
@@ -47,9 +55,14 @@ pub async fn run(config: Config, context: Context) -> Result<(), node::Error> {
     let standing = context.readiness.join(&context.name, "not listening yet");
     config.validate()?;
     let listener = Listener::parse("listen", &config.listen)?;
+    context.registry.check(config.advertise.as_deref().unwrap_or(&config.listen))?;
     meters::describe();
-    let cluster = Arc::new(Cluster::new(config.policy));
-    let describe = DescribeConfig { every: config.describe_every, timeout: config.describe_timeout };
+    let cluster = Arc::new(Cluster::new(&config));
+    let describe = DescribeConfig {
+        every: config.describe_every,
+        timeout: config.describe_timeout,
+        with_blocks: config.policy == Policy::Prefix,
+    };
     let follow = cluster::follow_members(Arc::clone(&cluster), context.clone(), describe);
     let _follow = context.tasks.spawn("members", follow).guard();
     let advertise = config.advertise.clone();
@@ -58,12 +71,20 @@ pub async fn run(config: Config, context: Context) -> Result<(), node::Error> {
     let keep = Arc::clone(&overview).keep(Arc::clone(&cluster), context.clone());
     let _overview = context.tasks.spawn("overview", keep).guard();
     let in_flight = Arc::new(InFlight::default());
+    let line = Arc::new(Queue::new(config.requests_max, config.queue_max()));
     let _dumps = dumps(&context, &cluster, &in_flight, &overview);
-    let shared = Shared { cluster, context: context.clone(), dispatch: config.dispatch(), fences, in_flight };
+    let (context_of_all, dispatch) = (context.clone(), config.dispatch());
+    let shared = Shared { cluster, context: context_of_all, dispatch, fences, in_flight, line };
     let service = RouterService::new(shared, config);
     let services = Services::new()
         .add(node::limits!(RouterServer::new(service)))
         .add(node::limits!(OverviewServer::new(OverviewService(overview))));
+    standing.not_ready("discovery has not answered yet");
+    tokio::select! {
+        // Gateways that know other routers should not wait for one that knows no workers.
+        () = context.registry.answered() => {}
+        () = context.shutdown.draining() => return Ok(()),
+    }
     let serving = node::serve_grpc(&listener, services, &context).await?;
     let address = advertise.unwrap_or_else(|| serving.address.clone());
     let entry = Entry { role: Role::Router, address, epoch: WorkerEpoch::random(), capabilities: None };

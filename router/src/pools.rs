@@ -6,19 +6,31 @@
 //! that most members of the model share, on a tie the one that was seen first. A worker that differs is refused at
 //! registration by the name of the field that differs, so a mismatch never becomes a hang or wrong tokens.
 
+mod live;
 mod member;
+mod placing;
 mod worker;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
 
-use proto::{Error, ModelDescription, Placed, PlacementKind, Reason, Role, WorkerDescription, WorkerEpoch};
+use proto::{
+    BlockHash, Error, Generation, HashChain, ModelDescription, Placed, PlacementKind, Reason, Role, TokenId,
+    WorkerDescription, WorkerEpoch, WorkerLoad,
+};
 use serde::{Deserialize, Serialize};
 
-use crate::policy::{Candidate, Chooser, Policy};
+use crate::circuit::Circuit;
+use crate::cost::{CostModel, Observation};
+use crate::follow::Effect;
+use crate::index::{Matches, PrefixIndex};
+use crate::policy::{Chooser, Policy};
+use live::Live;
 pub use member::MemberDump;
 use worker::Worker;
 pub use worker::{Change, ChangeKind, WorkerState};
@@ -27,7 +39,8 @@ pub use worker::{Change, ChangeKind, WorkerState};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PlacementMode {
-    /// Split where a prefill worker can take the request, fused otherwise.
+    /// Split where a prefill worker can take the request and the hop pays, as far as is known ([`crate::cost`]); fused
+    /// otherwise.
     #[default]
     Auto,
     /// Prefill and decode on different workers, or not at all.
@@ -83,6 +96,8 @@ pub struct PlacedWorker {
     pub address: String,
     /// The life of the worker that was described last.
     pub epoch: WorkerEpoch,
+    /// Tokens at the front of the prompt whose KV it is believed to have.
+    pub cached_tokens: usize,
     /// Held, never read: its drop is what counts.
     #[expect(dead_code, reason = "a guard: only its drop matters")]
     load: Load,
@@ -113,17 +128,105 @@ pub struct Unplaceable {
     pub settled: bool,
 }
 
+/// The names of the full blocks of a prompt, as workers with blocks of one size name them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NamedBlocks {
+    /// Makes the names.
+    pub chain: HashChain,
+    /// From the first block on.
+    pub blocks: Vec<BlockHash>,
+}
+
+impl NamedBlocks {
+    /// The blocks of these tokens. Takes time in proportion to them.
+    pub fn of(chain: HashChain, tokens: &[TokenId]) -> Self {
+        let blocks = chain.of(tokens);
+        Self { chain, blocks }
+    }
+}
+
+/// A request that wants a place.
+#[derive(Clone, Copy, Debug)]
+pub struct Wish<'a> {
+    /// The model's public name.
+    pub model: &'a str,
+    /// How to place.
+    pub mode: PlacementMode,
+    /// Workers that failed this request before, the latest last.
+    pub failed: &'a [String],
+    /// Where a request with the same prompt was placed.
+    pub beside: Option<&'a Placed>,
+    /// Tokens of the prompt, and those generated so far.
+    pub tokens: usize,
+    /// The names of their full blocks, for each size of blocks; empty where they are not known or not asked for.
+    pub blocks: &'a [NamedBlocks],
+    /// The session that it belongs to.
+    pub session: Option<&'a str>,
+    /// The present, on the router's clock.
+    pub now: Duration,
+}
+
+impl<'a> Wish<'a> {
+    /// What a generation wants.
+    pub fn of(generation: &'a Generation, mode: PlacementMode) -> Self {
+        Self {
+            model: &generation.model,
+            mode,
+            failed: &[],
+            beside: generation.beside.as_ref(),
+            tokens: generation.tokens.len(),
+            blocks: &[],
+            session: generation.session.as_deref(),
+            now: Duration::ZERO,
+        }
+    }
+}
+
+/// A member as others may look at it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct WorkerView {
+    /// Where it is.
+    pub address: String,
+    /// What it is a member for.
+    pub role: Role,
+    /// The model's public name, once it has described itself.
+    pub model: Option<String>,
+    /// Whether it takes requests.
+    pub state: WorkerState,
+    /// What it has to do: as it said last, with what this router has placed since.
+    pub load: WorkerLoad,
+    /// True when it has said so itself; otherwise `load` counts what this router has placed.
+    pub is_reported: bool,
+}
+
 /// The members of the cluster that serve models, by role.
 #[derive(Debug)]
 pub struct Pools {
     /// In the order of joining.
     workers: Vec<Worker>,
+    /// Where each is among them, by address.
+    places: HashMap<String, usize>,
+    /// Those that take requests.
+    live: Live,
     chooser: Chooser,
+    /// What work costs, by model, once something was seen of it.
+    costs: HashMap<String, CostModel>,
+    /// Who has which blocks.
+    index: PrefixIndex,
+    /// What the index says of the prompt at hand, for each size of blocks.
+    matches: RefCell<Vec<Matches>>,
     /// Counts descriptions that were new.
     sights: u64,
     /// Counts placements.
     turns: AtomicU64,
 }
+
+/// Most bytes of the index of blocks, where nothing else is said.
+pub const INDEX_BYTES_MAX: usize = 256 << 20;
+
+/// Entries of the index that are swept with each event of a watch, when there is something to sweep. A thousand idle
+/// workers say something every two seconds each: a million entries are swept in eight.
+const SWEEP_ENTRIES: usize = 256;
 
 /// Most workers that an error message names.
 const COMPLAINTS_MAX: usize = 4;
@@ -142,7 +245,46 @@ impl Pools {
 
     /// No workers, and that policy among those to come. The seed is for what it draws by chance.
     pub fn with_policy(policy: Policy, seed: u64) -> Self {
-        Self { workers: Vec::new(), chooser: Chooser::new(policy, seed), sights: 0, turns: AtomicU64::new(0) }
+        Self {
+            workers: Vec::new(),
+            places: HashMap::new(),
+            live: Live::default(),
+            chooser: Chooser::new(policy, seed),
+            costs: HashMap::new(),
+            index: PrefixIndex::new(INDEX_BYTES_MAX),
+            matches: RefCell::default(),
+            sights: 0,
+            turns: AtomicU64::new(0),
+        }
+    }
+
+    /// The same with an index of blocks that takes at most so many bytes. For pools that know of no blocks yet.
+    #[must_use]
+    pub fn with_index(self, bytes_max: usize) -> Self {
+        Self { index: PrefixIndex::new(bytes_max), ..self }
+    }
+
+    /// Who has which blocks.
+    pub fn index(&self) -> &PrefixIndex {
+        &self.index
+    }
+
+    /// How the workers that take requests for the model name their blocks: one chain for each size of blocks.
+    pub fn chains(&self, model: &str) -> Vec<HashChain> {
+        self.live.chains(model).to_vec()
+    }
+
+    /// How workers are chosen.
+    pub fn policy(&self) -> Policy {
+        self.chooser.policy()
+    }
+
+    fn worker(&self, address: &str) -> Option<&Worker> {
+        self.places.get(address).map(|&place| &self.workers[place])
+    }
+
+    fn worker_mut(&mut self, address: &str) -> Option<&mut Worker> {
+        self.places.get(address).map(|&place| &mut self.workers[place])
     }
 
     /// Takes over what discovery says: workers that are new start unknown, those not named any more are forgotten.
@@ -151,24 +293,30 @@ impl Pools {
         let named: Vec<(Role, &str)> =
             members.into_iter().filter(|(role, _)| *role != Role::Router).collect();
         let mut changes = Vec::new();
+        let index = &mut self.index;
         self.workers.retain(|worker| {
             let stays = named.contains(&(worker.role, worker.address.as_str()));
             if !stays {
                 changes.push(worker.change(ChangeKind::Left));
+                worker.hot.slot.into_iter().for_each(|slot| index.retire(slot));
             }
             stays
         });
+        let place = |(place, worker): (usize, &Worker)| (worker.address.clone(), place);
+        self.places = self.workers.iter().enumerate().map(place).collect();
         let before = self.states();
         for (role, address) in named {
-            if self.workers.iter().any(|worker| worker.address == address) {
+            if self.places.contains_key(address) {
                 continue;
             }
             let worker = Worker::new(role, address);
             changes.push(worker.change(ChangeKind::Joined));
+            self.places.insert(address.to_owned(), self.workers.len());
             self.workers.push(worker);
         }
         self.check_all();
         changes.extend(self.changes_since(&before));
+        self.live = Live::among(&self.workers);
         changes
     }
 
@@ -176,15 +324,15 @@ impl Pools {
     /// when it is no member.
     pub fn described(&mut self, address: &str, description: WorkerDescription) -> Vec<Change> {
         let before = self.states();
-        let Some(worker) = self.workers.iter_mut().find(|worker| worker.address == address) else {
-            return Vec::new();
-        };
-        worker.lost = None;
+        let Some(worker) = self.worker_mut(address) else { return Vec::new() };
         let epoch = description.epoch;
-        let old = worker.description.replace(description);
+        let old = worker.describe(description);
         let restarted = old.as_ref().is_some_and(|old| old.epoch != epoch);
         let mut changes = Vec::new();
+        let gone = worker.hot.slot.take_if(|_| restarted);
         if restarted {
+            worker.judge(Duration::ZERO, Circuit::succeeded);
+            worker.set_reported(None);
             changes.push(worker.change(ChangeKind::Restarted(epoch)));
         }
         let same = match (&old, &worker.description) {
@@ -193,23 +341,79 @@ impl Pools {
             }
             _ => false,
         };
+        gone.into_iter().for_each(|slot| self.index.retire(slot));
         if !same {
             self.sights += 1;
-            worker.seen = self.sights;
+            let seen = self.sights;
+            if let Some(worker) = self.worker_mut(address) {
+                worker.seen = seen;
+            }
             self.check_all();
         }
         changes.extend(self.changes_since(&before));
+        if !same || !changes.is_empty() {
+            self.live = Live::among(&self.workers);
+        }
         changes
+    }
+
+    /// Takes over what a worker says about its load. Without effect for a life that it has not described.
+    pub fn reported(&mut self, address: &str, epoch: WorkerEpoch, load: WorkerLoad) {
+        let Some(worker) = self.worker_mut(address) else { return };
+        if worker.description.as_deref().is_some_and(|description| description.epoch == epoch) {
+            worker.set_reported(Some(load));
+        }
+    }
+
+    /// Takes over what an event of a worker's watch means.
+    pub fn heard(&mut self, address: &str, effect: &Effect) {
+        if self.index.needs_sweep() {
+            self.index.sweep(SWEEP_ENTRIES);
+        }
+        match effect {
+            Effect::Load(epoch, load) => self.reported(address, *epoch, *load),
+            Effect::Forget => {
+                let slot = self.worker_mut(address).and_then(|worker| worker.hot.slot.take());
+                slot.into_iter().for_each(|slot| self.index.retire(slot));
+            }
+            Effect::Insert(blocks) => self.has_blocks(address, blocks),
+            Effect::Remove(blocks) => {
+                if let Some(slot) = self.worker(address).and_then(|worker| worker.hot.slot) {
+                    self.index.remove(slot, blocks);
+                }
+            }
+            Effect::Resync(_) => {}
+        }
+    }
+
+    /// The worker has these blocks, the first of them first.
+    pub fn has_blocks(&mut self, address: &str, blocks: &[BlockHash]) {
+        let Some(&place) = self.places.get(address) else { return };
+        let worker = &mut self.workers[place];
+        if worker.hot.slot.is_none() {
+            worker.hot.slot = self.index.join();
+        }
+        if let Some(slot) = worker.hot.slot {
+            self.index.insert(slot, blocks);
+        }
+    }
+
+    /// The blocks were asked for: others are forgotten before them.
+    pub fn touch(&mut self, blocks: &[NamedBlocks]) {
+        blocks.iter().for_each(|named| self.index.touch(&named.blocks));
     }
 
     /// Notes that a worker does not answer. It takes no requests until it describes itself again.
     pub fn lost(&mut self, address: &str, error: Error) -> Vec<Change> {
         let before = self.states();
-        let Some(worker) = self.workers.iter_mut().find(|worker| worker.address == address) else {
-            return Vec::new();
-        };
+        let Some(worker) = self.worker_mut(address) else { return Vec::new() };
         worker.lost = Some(error);
-        self.changes_since(&before)
+        worker.set_reported(None);
+        let changes = self.changes_since(&before);
+        if !changes.is_empty() {
+            self.live = Live::among(&self.workers);
+        }
+        changes
     }
 
     /// Each worker's state, and why it is refused if it is.
@@ -239,7 +443,7 @@ impl Pools {
     fn references(&self) -> BTreeMap<String, WorkerDescription> {
         let mut groups: Vec<(&WorkerDescription, usize, u64)> = Vec::new();
         for worker in &self.workers {
-            let Some(own) = worker.description.as_ref().filter(|_| worker.stranger().is_none()) else {
+            let Some(own) = worker.description.as_deref().filter(|_| worker.stranger().is_none()) else {
                 continue;
             };
             let shares = |other: &WorkerDescription| {
@@ -257,114 +461,43 @@ impl Pools {
         groups.into_iter().map(|(own, ..)| (own.model.name.clone(), own.clone())).collect()
     }
 
-    /// Chooses workers for a request: those of the placement that it wants to be `beside`, or else those of the
-    /// policy. `failed` are workers that failed this request before, the latest last: they are chosen only when there is no
-    /// other, and the latest after the rest.
-    pub fn place(
-        &self,
-        model: &str,
-        mode: PlacementMode,
-        failed: &[String],
-        beside: Option<&Placed>,
-    ) -> Result<Placement, Unplaceable> {
-        if let Some(placement) = beside.and_then(|placed| self.beside(model, mode, failed, placed)) {
-            return Ok(placement);
-        }
-        let decode = self.next(Role::Decode, model, failed, None);
-        let prefill = match mode {
-            PlacementMode::Fused => None,
-            PlacementMode::Auto | PlacementMode::Split => self.next(Role::Prefill, model, failed, None),
-        };
-        let Some(decode) = decode else { return Err(self.unplaceable(Role::Decode, model)) };
-        if prefill.is_none() && mode == PlacementMode::Split {
-            return Err(self.unplaceable(Role::Prefill, model));
-        }
-        Ok(Placement {
-            prefill: prefill.map(|worker| self.take_turn(worker)),
-            decode: self.take_turn(decode),
-        })
+    /// The worker failed a request, for another reason than want of room. True when that has changed its circuit.
+    pub fn failed(&mut self, address: &str, now: Duration) -> bool {
+        self.worker_mut(address).is_some_and(|worker| worker.judge(now, |circuit| circuit.failed(now)))
     }
 
-    /// The very workers of `placed`, if they take requests now, none has failed this one, and the mode allows it.
-    fn beside(
-        &self,
-        model: &str,
-        mode: PlacementMode,
-        failed: &[String],
-        placed: &Placed,
-    ) -> Option<Placement> {
-        let allowed = match placed.kind() {
-            PlacementKind::Split => mode != PlacementMode::Fused,
-            PlacementKind::Fused => mode != PlacementMode::Split,
-        };
-        let find = |role, address: &String| {
-            let mut live = self.live(role, model).filter(|_| allowed && !failed.contains(address));
-            live.find(|worker| worker.address == *address)
-        };
-        let decode = find(Role::Decode, &placed.decode)?;
-        let prefill = match &placed.prefill {
-            Some(address) => Some(find(Role::Prefill, address)?),
-            None => None,
-        };
-        Some(Placement {
-            prefill: prefill.map(|worker| self.take_turn(worker)),
-            decode: self.take_turn(decode),
-        })
+    /// The worker did what it was asked. True when that has changed its circuit.
+    pub fn succeeded(&mut self, address: &str, now: Duration) -> bool {
+        self.worker_mut(address).is_some_and(|worker| worker.judge(now, Circuit::succeeded))
     }
 
-    /// The workers that take requests for the model.
-    fn live(&self, role: Role, model: &str) -> impl Iterator<Item = &Worker> {
-        self.workers
-            .iter()
-            .filter(move |worker| worker.role == role && worker.serves(model))
-            .filter(|worker| worker.state() == WorkerState::Live)
+    /// How many workers' circuits are not closed.
+    pub fn spared(&self) -> usize {
+        self.workers.iter().filter(|worker| worker.is_spared()).count()
     }
 
-    /// The worker of the policy, other than `but`, among those that have not failed the request; without such, the one
-    /// that failed it longest ago.
-    fn next(&self, role: Role, model: &str, failed: &[String], but: Option<&str>) -> Option<&Worker> {
-        let failure = |worker: &Worker| failed.iter().rposition(|address| *address == worker.address);
-        let others = || self.live(role, model).filter(|worker| but != Some(worker.address.as_str()));
-        let unfailed = || others().filter(|worker| failure(worker).is_none());
-        let candidate = |(id, worker): (usize, &Worker)| Candidate {
-            id,
-            turn: worker.turn.load(Ordering::Relaxed),
-            requests: worker.load.load(Ordering::Relaxed),
-        };
-        match self.chooser.choose(unfailed().enumerate().map(candidate)) {
-            Some(chosen) => unfailed().nth(chosen),
-            None => others().min_by_key(|worker| failure(worker)),
+    /// Takes in what a request has shown of what work costs.
+    pub fn observe(&mut self, model: &str, observation: Observation) {
+        match self.costs.get_mut(model) {
+            Some(costs) => costs.observe(observation),
+            None => self.costs.entry(model.to_owned()).or_default().observe(observation),
         }
     }
 
-    fn take_turn(&self, worker: &Worker) -> PlacedWorker {
-        let turn = self.turns.fetch_add(1, Ordering::Relaxed) + 1;
-        worker.turn.store(turn, Ordering::Relaxed);
-        let epoch = worker.description.as_ref().map_or(WorkerEpoch(0), |description| description.epoch);
-        PlacedWorker { address: worker.address.clone(), epoch, load: Load::one_more_at(worker) }
+    /// What is known of a model's costs.
+    pub fn costs(&self, model: &str) -> Option<&CostModel> {
+        self.costs.get(model)
     }
 
     /// True when the worker has said that it drains.
     pub fn is_draining(&self, address: &str) -> bool {
-        let worker = self.workers.iter().find(|worker| worker.address == address);
-        worker.is_some_and(|worker| worker.state() == WorkerState::Draining)
+        self.state(address) == Some(WorkerState::Draining)
     }
 
     /// True when a worker of that role other than `address` takes requests for the model.
     pub fn has_other(&self, role: Role, model: &str, address: &str) -> bool {
-        self.live(role, model).any(|worker| worker.address != address)
-    }
-
-    /// Chooses a worker of that role other than `address` for what `address` gives away; see [`place`](Self::place) for
-    /// `failed`.
-    pub fn place_other(
-        &self,
-        role: Role,
-        model: &str,
-        failed: &[String],
-        address: &str,
-    ) -> Option<PlacedWorker> {
-        self.next(role, model, failed, Some(address)).map(|worker| self.take_turn(worker))
+        let is_other = |&place: &u32| self.workers[place as usize].address != address;
+        self.live.of(role, model).iter().any(is_other)
     }
 
     /// Says why no worker of that role can take a request for the model.
@@ -375,7 +508,7 @@ impl Pools {
             let served: BTreeSet<&str> = self
                 .workers
                 .iter()
-                .filter_map(|worker| worker.description.as_ref())
+                .filter_map(|worker| worker.description.as_deref())
                 .map(|description| description.model.name.as_str())
                 .collect();
             let served: Vec<&str> = served.into_iter().collect();
@@ -409,13 +542,13 @@ impl Pools {
             let Some(description) = &worker.description else { continue };
             let model = &description.model;
             let prefill =
-                mode != PlacementMode::Split || self.live(Role::Prefill, &model.name).next().is_some();
+                mode != PlacementMode::Split || !self.live.of(Role::Prefill, &model.name).is_empty();
             if prefill && worker.state() == WorkerState::Live {
                 models.entry(model.name.as_str()).or_insert_with(|| model.clone());
             }
         }
         for worker in self.workers.iter().filter(|worker| worker.state() == WorkerState::Live) {
-            let described = worker.description.as_ref().map(|description| &description.model);
+            let described = worker.description.as_deref().map(|description| &description.model);
             if let Some(described) = described
                 && let Some(model) = models.get_mut(described.name.as_str())
             {
@@ -443,12 +576,23 @@ impl Pools {
 
     /// The state of a member.
     pub fn state(&self, address: &str) -> Option<WorkerState> {
-        self.workers.iter().find(|worker| worker.address == address).map(Worker::state)
+        self.worker(address).map(Worker::state)
+    }
+
+    /// Every member, in the order of joining.
+    pub fn views(&self) -> impl Iterator<Item = WorkerView> {
+        self.workers.iter().map(|worker| WorkerView {
+            address: worker.address.clone(),
+            role: worker.role,
+            model: worker.description.as_deref().map(|description| description.model.name.clone()),
+            state: worker.state(),
+            load: worker.load_now(),
+            is_reported: worker.is_reported(),
+        })
     }
 
     /// Requests that this router has placed on a member and that have not ended.
     pub fn load(&self, address: &str) -> usize {
-        let worker = self.workers.iter().find(|worker| worker.address == address);
-        worker.map_or(0, |worker| worker.load.load(Ordering::Relaxed))
+        self.worker(address).map_or(0, |worker| worker.load.load(Ordering::Relaxed))
     }
 }

@@ -7,16 +7,19 @@ use std::time::Duration;
 use futures::StreamExt;
 use node::Context;
 use node::telemetry::Span;
-use proto::{Error, Generation, Placed, RequestId};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
+use proto::{Error, Generation, Placed, Reason, RequestId};
+use tokio::sync::{Semaphore, mpsc, watch};
 use tracing::{debug, info, warn};
 
-use crate::calls::{self, Call, Heard};
+use crate::calls::{self, Call, Heard, Shown};
 use crate::cluster::Cluster;
+use crate::cost::Stopwatch;
 use crate::dispatch::{Action, Dispatch, DispatchConfig, Emission, Event, RequestState};
 use crate::in_flight::{Entry, InFlight};
+use crate::line::{self, Line, Turn, Urgency};
 use crate::meters;
-use crate::pools::PlacementMode;
+use crate::policy::Policy;
+use crate::pools::{NamedBlocks, PlacementMode, Wish};
 
 /// What a client's stream is made of.
 pub(crate) enum Item {
@@ -38,6 +41,8 @@ pub(crate) struct Shared {
     pub(crate) fences: Arc<Semaphore>,
     /// The requests that run.
     pub(crate) in_flight: Arc<InFlight>,
+    /// Who of them runs.
+    pub(crate) line: Arc<Line>,
 }
 
 /// A request that runs.
@@ -50,6 +55,8 @@ pub(crate) struct Route {
     /// The calls that are open, each with the worker's address.
     prefill: Option<(String, Call)>,
     decode: Option<(String, Call)>,
+    /// Takes the times of the present placement.
+    stopwatch: Option<Stopwatch>,
     /// When to tick.
     wake: Option<Duration>,
     /// What the client has not taken yet. No call is listened to before this is empty, so it holds what one event
@@ -63,16 +70,17 @@ pub(crate) struct Route {
     /// Of the present attempt.
     attempt: Span,
     entry: Entry,
-    _permit: OwnedSemaphorePermit,
+    /// Once its turn has come.
+    turn: Option<Turn>,
 }
 
 impl Route {
-    /// A request that has not started; `permit` is its place among those that may run, and `span` ends with it.
+    /// A request that has not started; `span` ends with it.
     pub(crate) fn new(
         shared: Arc<Shared>,
         generation: Generation,
         items: mpsc::Sender<Item>,
-        (permit, span): (OwnedSemaphorePermit, Span),
+        span: Span,
     ) -> Self {
         if span.context().is_recording() {
             span.set("baton.request", generation.request.0.clone());
@@ -87,6 +95,7 @@ impl Route {
             shared,
             prefill: None,
             decode: None,
+            stopwatch: None,
             wake: None,
             outbox: VecDeque::new(),
             end: None,
@@ -95,17 +104,23 @@ impl Route {
             span,
             attempt: Span::default(),
             entry,
-            _permit: permit,
+            turn: None,
         }
     }
 
     /// Runs the request to its end.
     pub(crate) async fn run(mut self) {
-        tokio::select! {
-            () = node::fail_point("router.queued") => {}
-            () = self.items.closed() => {}
+        // Probes come at any time; what is to stop is a client's request.
+        if !self.probe {
+            tokio::select! {
+                () = node::fail_point("router.queued") => {}
+                () = self.items.closed() => {}
+            }
         }
-        self.tell(Event::Start);
+        match self.begin().await {
+            Err(error) => self.end = Some(Err(error)),
+            Ok(()) => self.tell(Event::Start),
+        }
         while self.end.is_none() {
             if let Some(event) = self.next().await {
                 self.tell(event);
@@ -114,10 +129,81 @@ impl Route {
         self.finish().await;
     }
 
+    /// Waits for its turn; refuses it when that is the better answer.
+    async fn begin(&mut self) -> Result<(), Error> {
+        self.stand_in_line().await?;
+        self.name_blocks();
+        self.refusal().map_or(Ok(()), Err)
+    }
+
+    /// Waits for a place among those that run. What that takes is part of the request's time.
+    async fn stand_in_line(&mut self) -> Result<(), Error> {
+        let Context { clock, shutdown, .. } = &self.shared.context;
+        let (generation, arrived) = (self.dispatch.generation(), clock.now());
+        let (turn, time_left) = (Urgency::of(generation, arrived), generation.time_left);
+        let turn = tokio::select! {
+            biased;
+            turn = tokio::time::timeout(time_left, self.shared.line.place(turn)) => match turn {
+                Ok(turn) => turn.map_err(line::refused)?,
+                Err(_) => {
+                    let message = "the deadline passed before the request's turn had come";
+                    return Err(Error::new(Reason::Deadline, message));
+                }
+            },
+            () = self.items.closed() => return Err(Error::new(Reason::Cancelled, "the client went away")),
+            () = shutdown.draining() => {
+                let message = "the router is draining: requests that wait find their turn elsewhere";
+                return Err(Error::new(Reason::WorkerLost, message));
+            }
+        };
+        self.turn = Some(turn);
+        self.dispatch.has_waited(clock.now().saturating_sub(arrived));
+        Ok(())
+    }
+
+    /// Names the blocks of the prompt, where the policy goes by them; not while the pools are held.
+    fn name_blocks(&mut self) {
+        let tokens = &self.dispatch.generation().tokens;
+        let chains = {
+            let pools = self.shared.cluster.pools();
+            if pools.policy() != Policy::Prefix {
+                return;
+            }
+            pools.chains(&self.dispatch.generation().model)
+        };
+        let blocks = chains.into_iter().map(|chain| NamedBlocks::of(chain, tokens)).collect();
+        self.dispatch.set_blocks(blocks);
+    }
+
+    /// Refuses a request whose first token cannot come before its deadline, by what waits at every worker that could
+    /// compute its prompt. One that has tokens already goes on.
+    fn refusal(&self) -> Option<Error> {
+        let generation = self.dispatch.generation();
+        if generation.generated > 0 || generation.probe {
+            return None;
+        }
+        let now = self.shared.context.clock.now();
+        let wish = Wish::of(generation, self.shared.dispatch.placement);
+        let expected = {
+            let pools = self.shared.cluster.pools();
+            pools.first_token_in(&Wish { blocks: self.dispatch.blocks(), now, ..wish })?
+        };
+        let late = expected.checked_sub(generation.time_left)?;
+        meters::rejected("deadline");
+        let message = format!(
+            "the first token is expected in {:.1} s and the deadline is in {:.1} s: try again in {:.1} s",
+            expected.as_secs_f64(),
+            generation.time_left.as_secs_f64(),
+            late.as_secs_f64().max(1.0)
+        );
+        Some(Error::new(Reason::QueueFull, message))
+    }
+
     /// Waits for what happens next. `None` when that was only a client that took an item.
     async fn next(&mut self) -> Option<Event> {
         let listening = self.outbox.is_empty();
-        let Self { shared, outbox, items, changes, prefill, decode, wake, .. } = self;
+        let Self { shared, dispatch, outbox, items, changes, prefill, decode, stopwatch, wake, .. } = self;
+        let mut listener = Listener { shared, model: &dispatch.generation().model, stopwatch };
         let now = shared.context.clock.now();
         let tick = async {
             match wake {
@@ -135,8 +221,8 @@ impl Route {
                 place.send(Item::Emission(item));
                 None
             }
-            heard = hear(prefill), if listening && prefill.is_some() => Some(take_in(&shared.cluster, heard?)),
-            heard = hear(decode), if listening && decode.is_some() => Some(take_in(&shared.cluster, heard?)),
+            heard = hear(prefill), if listening && prefill.is_some() => Some(listener.take_in(heard?)),
+            heard = hear(decode), if listening && decode.is_some() => Some(listener.take_in(heard?)),
         }
     }
 
@@ -200,10 +286,24 @@ impl Route {
                 warn!(request = %self.request, trace_id, attempt = failed.0, %cause, "attempt failed, replaying");
             }
             Action::Emit(emission) => {
+                if let Emission::Token(token) = &emission
+                    && let Some(prompt) = &token.prompt
+                {
+                    let sequence = self.dispatch.generation();
+                    meters::prompt_computed(sequence.prompt_len() + token.index, prompt.cached_tokens);
+                }
                 if let Emission::Placed(placed) = &emission {
+                    let policy = {
+                        let mut pools = self.shared.cluster.pools();
+                        pools.touch(self.dispatch.blocks());
+                        pools.policy()
+                    };
                     meters::placed(placed.kind(), self.probe);
                     self.entry.placed(placed);
-                    self.attempt = attempt(&self.span, placed, self.shared.dispatch.placement);
+                    self.attempt = attempt(&self.span, placed, (self.shared.dispatch.placement, policy));
+                    let tokens = self.dispatch.generation().tokens.len();
+                    let now = self.shared.context.clock.now();
+                    self.stopwatch = Some(Stopwatch::start(placed.prefill.is_some(), tokens, now));
                     debug!(request = %self.request, attempt = placed.attempt.0, prefill = placed.prefill,
                         decode = placed.decode, "placed");
                 }
@@ -248,12 +348,13 @@ impl Route {
 }
 
 /// The span of an attempt that was placed.
-fn attempt(request: &Span, placed: &Placed, policy: PlacementMode) -> Span {
+fn attempt(request: &Span, placed: &Placed, (mode, policy): (PlacementMode, Policy)) -> Span {
     let span = request.child("router.attempt");
     if span.context().is_recording() {
         span.set("baton.attempt", i64::from(placed.attempt.0));
         span.set("baton.placement", placed.kind().name());
-        span.set("baton.placement.policy", policy.to_string());
+        span.set("baton.placement.mode", mode.to_string());
+        span.set("baton.policy", policy.name());
         if let Some(prefill) = &placed.prefill {
             span.set("baton.prefill", prefill.clone());
         }
@@ -262,12 +363,68 @@ fn attempt(request: &Span, placed: &Placed, policy: PlacementMode) -> Span {
     span
 }
 
-/// Notes a worker that was lost, and gives the event on.
-fn take_in(cluster: &Cluster, (worker, heard): (String, Heard)) -> Event {
-    if let Some(error) = heard.lost {
-        cluster.suspect(&worker, error);
+/// Notes what events of calls show besides.
+struct Listener<'a> {
+    shared: &'a Shared,
+    model: &'a str,
+    stopwatch: &'a mut Option<Stopwatch>,
+}
+
+impl Listener<'_> {
+    /// Notes whether the worker did what it was asked.
+    fn judge(&self, worker: &str, event: &Event) {
+        let is_good = match event {
+            Event::PrefillDone { .. } => true,
+            Event::DecodeToken { token, .. } if token.finish.is_some() => true,
+            Event::PrefillEnded { error: Some(error), .. }
+            | Event::DecodeEnded { error: Some(error), .. } => {
+                let is_refusal = matches!(error.reason, Reason::OutOfBlocks | Reason::QueueFull);
+                if is_refusal || !error.reason.is_retryable() {
+                    return;
+                }
+                false
+            }
+            _ => return,
+        };
+        let now = self.shared.context.clock.now();
+        let mut pools = self.shared.cluster.pools();
+        let changed = if is_good { pools.succeeded(worker, now) } else { pools.failed(worker, now) };
+        if changed {
+            meters::spared(pools.spared());
+            info!(worker, closed = is_good, "a worker's circuit has changed");
+        }
     }
-    heard.event
+
+    /// Notes a worker that was lost, and what the item shows of costs; gives the event on.
+    fn take_in(&mut self, (worker, heard): (String, Heard)) -> Event {
+        if let Some(error) = heard.lost {
+            self.shared.cluster.suspect(&worker, error);
+        }
+        let now = self.shared.context.clock.now();
+        if let Some(watch) = self.stopwatch {
+            let observation = match (heard.shown, &heard.event) {
+                (Some(Shown::Cached(tokens)), _) => {
+                    watch.cached(tokens);
+                    None
+                }
+                (Some(Shown::Skipped(tokens)), _) => {
+                    watch.skipped(tokens);
+                    None
+                }
+                (Some(Shown::Prefill(took)), _) => watch.prefilled(took, now),
+                (None, Event::DecodeToken { token, .. }) => {
+                    let prompt = token.prompt.as_ref();
+                    watch.token(prompt.map(|prompt| (prompt.cached_tokens, token.queue_wait)), now)
+                }
+                (None, _) => None,
+            };
+            if let Some(observation) = observation {
+                self.shared.cluster.pools().observe(self.model, observation);
+            }
+        }
+        self.judge(&worker, &heard.event);
+        heard.event
+    }
 }
 
 /// The next event of a call, with the worker that it came from; the call is closed after its last.

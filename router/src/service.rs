@@ -6,26 +6,25 @@ use futures::StreamExt;
 use futures::stream::{self, BoxStream};
 use node::telemetry::Span;
 use proto::{Error, Generation, Reason, wire};
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::mpsc;
 use tonic::{Request, Response, Status};
 use wire::route_event::Event;
 
 use crate::Config;
 use crate::dispatch::Emission;
+use crate::line;
 use crate::meters;
 use crate::route::{Item, Route, Shared};
 
 /// Serves `Router`.
 pub(crate) struct RouterService {
     shared: Arc<Shared>,
-    requests: Arc<Semaphore>,
     config: Config,
 }
 
 impl RouterService {
     pub(crate) fn new(shared: Shared, config: Config) -> Self {
-        let requests = Arc::new(Semaphore::new(config.requests_max));
-        Self { shared: Arc::new(shared), requests, config }
+        Self { shared: Arc::new(shared), config }
     }
 
     /// Lets a request in, or says why not.
@@ -33,12 +32,12 @@ impl RouterService {
         if self.shared.context.shutdown.is_draining() {
             return Err(Error::new(Reason::WorkerLost, "the router is draining: no new requests are taken"));
         }
-        let Ok(permit) = Arc::clone(&self.requests).try_acquire_owned() else {
-            let message = format!("the router has its {} requests", self.config.requests_max);
-            return Err(Error::new(Reason::QueueFull, message));
-        };
+        let line = &self.shared.line;
+        if let Some(full) = line.full() {
+            return Err(line::refused(full));
+        }
         let (sender, receiver) = mpsc::channel(self.config.items_max);
-        let route = Route::new(Arc::clone(&self.shared), generation, sender, (permit, span));
+        let route = Route::new(Arc::clone(&self.shared), generation, sender, span);
         // The receiver owns the request: when the client's stream is dropped, the route sees it and ends.
         drop(self.shared.context.tasks.spawn_contained("request", route.run()));
         Ok(receiver)

@@ -152,6 +152,11 @@ impl Cluster {
         cluster
     }
 
+    /// True when its members stand in a file.
+    pub fn is_listed(&self) -> bool {
+        self.settings.discovery.is_empty()
+    }
+
     /// The network of a cluster that is [`apart`].
     ///
     /// # Panics
@@ -414,14 +419,22 @@ impl Cluster {
     /// # Panics
     /// When it does not in time; the message carries every log.
     pub async fn wait_log(&self, name: Name, text: &str) {
+        self.wait_log_times(name, text, 1).await;
+    }
+
+    /// The same, for a text that it is to print so many times.
+    ///
+    /// # Panics
+    /// When it does not in time.
+    pub async fn wait_log_times(&self, name: Name, text: &str, times: usize) {
         let until = Instant::now() + PATIENCE;
         while Instant::now() < until {
-            if self.log(name).contains(text) {
+            if self.log(name).matches(text).count() >= times {
                 return;
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
-        panic!("{name:?} prints {text:?} within {PATIENCE:?}; logs:\n{}", self.logs());
+        panic!("{name:?} prints {text:?} {times} times within {PATIENCE:?}; logs:\n{}", self.logs());
     }
 
     /// A scrape of a process's metrics; empty when it does not answer.
@@ -489,8 +502,11 @@ impl Cluster {
 
     /// The value of `--discovery`.
     fn discovery(&self) -> String {
-        let set = &self.settings.discovery;
-        if set.is_empty() { format!("fixed:{}", self.members_file().display()) } else { set.clone() }
+        if self.is_listed() {
+            format!("fixed:{}", self.members_file().display())
+        } else {
+            self.settings.discovery.clone()
+        }
     }
 
     fn members_file(&self) -> PathBuf {

@@ -21,6 +21,8 @@ const SPARE: Name = (Service::Decode, 1);
 const STRANGER: Name = (Service::Decode, 2);
 
 const MODEL: &str = "sim:vocab=300,context_len=256,step_us=1000";
+/// The same at a pace that leaves time to do something to it.
+const SLOW: &str = "sim:vocab=300,context_len=256,step_us=20000";
 
 /// What never changes, by what it means.
 const CONSTANT: [&str; 3] =
@@ -135,7 +137,8 @@ fn documented() -> BTreeMap<String, String> {
 
 /// A prompt that no cache knows.
 fn prompt(round: u32, tokens: u32) -> Vec<u32> {
-    (0..tokens).map(|token| (token * 3 + round * 7) % 290).collect()
+    let (start, stride) = (round * 7, 3 + round / 290);
+    (0..tokens).map(|token| (start + token * stride) % 290).collect()
 }
 
 /// Asks until a series of a process is above zero.
@@ -189,7 +192,7 @@ async fn move_one(cluster: &mut Cluster, worker: &[&str]) {
                 let prompt = prompt(1000 + round * 100 + turn * 2 + ask, 30);
                 drop(client.clone().start(Ask::greedy(&prompt, 150)));
             }
-            tokio::time::sleep(Duration::from_millis(200)).await;
+            tokio::time::sleep(Duration::from_millis(300)).await;
         })
         .await;
         cluster.signal(SPARE, "TERM");
@@ -208,7 +211,12 @@ async fn every_metric_moves_and_is_documented() {
     let mut cluster = Cluster::new(Settings::default());
     let worker = ["--model", MODEL, "--served-name", "m", "--step-tokens", "32"];
     // A drain is heard of while a short answer runs.
-    let router = ["--placement", "split", "--describe-every-seconds", "0.05", "--otlp-endpoint", &gone];
+    let router = [
+        &["--placement", "split", "--describe-every-seconds", "0.05", "--otlp-endpoint", &gone][..],
+        // Memory for a hundred blocks, so that some are forgotten.
+        &["--policy", "prefix", "--prefix-index-memory", "42KiB"],
+    ]
+    .concat();
     cluster.spawn_with(PREFILL, &worker);
     // Little room, so that long answers take blocks from each other.
     for name in [DECODE, SPARE] {
@@ -249,14 +257,38 @@ async fn every_metric_moves_and_is_documented() {
     // A worker that dies in the middle.
     kill_one(&mut cluster).await;
     // A hand-off that fails: its owner dies while it sends.
+    // There are four of them, so it is spared.
     cluster.arm(PREFILL, "prefill.transferring=return").await;
-    let running = client.clone().start(Ask::greedy(&prompt(901, 100), 4));
-    cluster.wait_log(PREFILL, "fail point reached: prefill.transferring").await;
+    let start = |round| client.clone().start(Ask::greedy(&prompt(round, 60), 4));
+    let running: Vec<_> = (901..905).map(start).collect();
+    cluster.wait_log_times(PREFILL, "fail point reached: prefill.transferring", 4).await;
     cluster.kill(PREFILL);
+    until(&cluster, ROUTER, "baton_router_workers_spared", &[], async |_| {}).await;
     cluster.spawn_with(PREFILL, &worker);
-    running.await.expect("the client does not panic");
+    for running in running {
+        running.await.expect("the client does not panic");
+    }
     until(&cluster, DECODE, "baton_worker_kv_transfer_failures_total", &[], async |_| {}).await;
     cluster.wait_ready().await;
+    // A deadline that is too near for what waits.
+    until(&cluster, ROUTER, "baton_router_rejections_total", &[], async |round| {
+        let prompts = (0..6).map(|ask| prompt(2000 + round * 6 + ask, 200));
+        let running: Vec<_> = prompts.map(|prompt| client.clone().start(Ask::greedy(&prompt, 2))).collect();
+        tokio::time::sleep(Duration::from_millis(5)).await;
+        let hurried =
+            Ask { timeout: Some(Duration::from_millis(20)), ..Ask::greedy(&prompt(5000 + round, 100), 2) };
+        client.ask(&hurried).await;
+        for running in running {
+            running.await.expect("the client does not panic");
+        }
+    })
+    .await;
+    // A router that misses what a worker says.
+    cluster.arm(ROUTER, "router.watch.stored=1*return->off").await;
+    until(&cluster, ROUTER, "baton_router_resyncs_total", &[], async |round| {
+        client.ask(&Ask::greedy(&prompt(6000 + round, 60), 2)).await;
+    })
+    .await;
     // A worker of another shape.
     cluster.spawn_with(STRANGER, &["--model", "sim:vocab=301,context_len=256", "--served-name", "m"]);
     until(&cluster, ROUTER, "baton_router_workers_refused_total", &[], async |_| {}).await;
@@ -268,7 +300,8 @@ async fn every_metric_moves_and_is_documented() {
     let answer = running.await.expect("the client does not panic");
     assert_eq!((answer.error, answer.tokens.len()), (None, 200), "logs:\n{}", cluster.logs());
 
-    move_one(&mut cluster, &[&worker[..], &["--kv-blocks", "24"]].concat()).await;
+    let slow = ["--model", SLOW, "--served-name", "m", "--step-tokens", "32", "--kv-blocks", "24"];
+    move_one(&mut cluster, &slow).await;
 
     let end = Instant::now() + PATIENCE;
     let expected: BTreeSet<&str> = CONSTANT.into();

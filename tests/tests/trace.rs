@@ -162,7 +162,8 @@ async fn a_request_is_one_trace_through_four_processes() {
     assert_eq!(of_http("gateway.request").number("gen_ai.usage.input_tokens"), 70);
     assert_eq!(of_http("gateway.request").number("http.response.status_code"), 200);
     let attempt = &of_http("router.attempt").attributes;
-    assert_eq!((&*attempt["baton.placement"], &*attempt["baton.placement.policy"]), ("split", "split"));
+    assert_eq!((&*attempt["baton.placement"], &*attempt["baton.placement.mode"]), ("split", "split"));
+    assert_eq!(&*attempt["baton.policy"], "round-robin");
     for name in ["decode.kv_fetch", "prefill.kv_send"] {
         assert_eq!(of_http(name).number("baton.kv.blocks"), 5, "{name}");
         assert!(of_http(name).number("baton.kv.bytes") > 0, "{name}");

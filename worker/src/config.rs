@@ -70,6 +70,9 @@ pub struct Config {
     pub calls_max: usize,
     /// Most events that wait for the engine besides one for each open call.
     pub events_max: usize,
+    /// Changes of the prefix cache that are kept for routers which watch; one that falls behind further is told anew what
+    /// there is.
+    pub changes_max: usize,
     /// Items (blocks, mostly) of one fetch that may wait on either side.
     pub fetch_window: usize,
     /// Folder where the digests of model files are kept between starts; none when absent.
@@ -101,6 +104,7 @@ impl Default for Config {
             drain_notice_seconds: Duration::from_secs(2),
             calls_max: 1024,
             events_max: 1024,
+            changes_max: 65_536,
             fetch_window: 8,
             cache_dir: None,
         }

@@ -10,7 +10,8 @@
 use std::time::Duration;
 
 use engine::model::Interrupt;
-use proto::{Attempt, Digest, Error, Generation, Handoff, RequestId, Token, TokenId};
+use proto::watch::BlockChange;
+use proto::{Attempt, BlockHash, Digest, Error, Generation, Handoff, RequestId, Token, TokenId};
 
 use crate::dump::CoreDump;
 
@@ -130,6 +131,8 @@ pub struct Gauges {
     pub sequences: engine::SequenceCounts,
     /// How often a sequence lost its blocks to an older one, since the worker's start.
     pub preemptions: u64,
+    /// Tokens by what is to be done with them.
+    pub tokens: engine::TokenCounts,
     /// Hand-offs under lease here.
     pub leases: usize,
     /// Held blocks whose owner (a call or an unexpired lease) is gone: zero, always.
@@ -178,6 +181,20 @@ pub trait Core: Send + 'static {
 
     /// The call whose prefill fills the batch alone, if one does: dropping it is worth an interrupt.
     fn sole_prefill(&self) -> Option<CallId>;
+
+    /// Notes changes of the prefix cache from now on, at most so many until they are taken; `None` notes none. A core
+    /// without a prefix cache has none to note.
+    fn follow_blocks(&mut self, _bound: Option<usize>) {}
+
+    /// Appends the changes of the prefix cache since they were taken last. False when there were more than the bound.
+    fn take_block_changes(&mut self, _out: &mut Vec<BlockChange>) -> bool {
+        true
+    }
+
+    /// The names of all blocks that the prefix cache has.
+    fn known_blocks(&self) -> Vec<BlockHash> {
+        Vec::new()
+    }
 
     /// True when nothing is left to do or to keep: no call, no sequence, no lease. A draining worker may stop then.
     fn is_idle(&self) -> bool {

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use node::Clock;
+use proto::watch::BlockChange;
 use proto::{Error, Reason, Token};
 use tokio::sync::{mpsc, watch};
 
@@ -16,6 +17,7 @@ use crate::call::{Call, SolePrefill, Unsent};
 use crate::core::{Action, CallId, Core, DecodeItem, Event, FetchItem, Now, PrefillItem};
 use crate::dump::{CallsDump, EngineDump};
 use crate::fail_points;
+use crate::feed::Feed;
 use crate::inbox::{self, Inbox, Message};
 use crate::meters::{Direction, Meters, Prompt};
 use crate::peers::Peers;
@@ -59,6 +61,11 @@ pub(crate) struct EngineLoop {
     pub(crate) actions: Vec<Action>,
     pub(crate) sole_prefill: Arc<SolePrefill>,
     pub(crate) shown: watch::Sender<Shown>,
+    pub(crate) feed: Arc<Feed>,
+    /// True while the core notes changes of its blocks, because somebody watches.
+    pub(crate) feeding: bool,
+    /// Changes on their way from the core to the feed.
+    pub(crate) changes: Vec<BlockChange>,
     pub(crate) clock: Clock,
 }
 
@@ -175,6 +182,12 @@ impl EngineLoop {
             }
             // Who asked may have given up.
             Message::Dump(answer) => drop(answer.send(self.dump(there))),
+            Message::Known(answer) => {
+                // Whoever asks watches already: from here on the core notes what changes.
+                self.feed();
+                // A watch that has ended needs no answer.
+                let _ = answer.send((self.feed.next(), self.core.known_blocks()));
+            }
             Message::Stop => {}
         }
     }
@@ -191,6 +204,19 @@ impl EngineLoop {
         }
         let (fetches, renewals) = self.peers.open();
         EngineDump { core: self.core.dump(self.now()), calls, fetches, renewals, events_waiting }
+    }
+
+    /// Takes what changed among the core's blocks to those who watch.
+    fn feed(&mut self) {
+        let followed = self.feed.is_followed();
+        if followed != self.feeding {
+            self.core.follow_blocks(followed.then(|| self.feed.bound()));
+            self.feeding = followed;
+        }
+        if followed {
+            let complete = self.core.take_block_changes(&mut self.changes);
+            self.feed.add(&mut self.changes, complete);
+        }
     }
 
     fn on(&mut self, event: Event) {
@@ -330,6 +356,7 @@ impl EngineLoop {
         if changed || !self.meters.shown() {
             self.meters.show(&now.gauges);
         }
+        self.feed();
     }
 }
 

@@ -10,9 +10,8 @@ use std::thread::Thread;
 use std::time::{Duration, Instant};
 
 use node::telemetry::TraceContext;
-use proto::{Error, Reason};
-use tokio::sync::OwnedSemaphorePermit;
-use tokio::sync::{mpsc, oneshot};
+use proto::{BlockHash, Error, Reason};
+use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 
 use crate::call::Call;
 use crate::core::{CallId, Event, FetchItem};
@@ -29,6 +28,8 @@ pub(crate) enum Message {
     Fetched { call: CallId, item: FetchItem, place: OwnedSemaphorePermit },
     /// An operator asks for the state in detail.
     Dump(oneshot::Sender<EngineDump>),
+    /// Somebody who watches wants to know all blocks that the prefix cache has, and the number of the change after.
+    Known(oneshot::Sender<(u64, Vec<BlockHash>)>),
     /// End the thread.
     Stop,
 }

@@ -7,7 +7,8 @@
 //! Around a core stands its shell: [`shell`] runs it on the engine's thread and opens calls, and the gRPC services
 //! turn those calls into messages: [`kv_transfer`] and [`worker_service`] here, `Prefill` and `Decode` in the crates
 //! of the two roles. [`load`] makes the engine ([`sim`] the one without a model) within its [`limits`], [`run`] is a worker's life from start to drain. [`fail_points`] lists
-//! where tests can stop it.
+//! where tests can stop it. Routers that watch are told by `watcher` what there is to do, and, out of `feed`, which blocks
+//! the prefix cache has.
 
 mod call;
 mod config;
@@ -17,6 +18,7 @@ pub mod device;
 pub mod dump;
 mod engine_loop;
 pub mod fail_points;
+mod feed;
 pub mod fences;
 pub mod holds;
 mod inbox;
@@ -34,6 +36,7 @@ pub mod run;
 pub mod sending;
 pub mod shell;
 pub mod sim;
+mod watcher;
 pub mod worker_service;
 
 pub use call::{CallStream, Item};

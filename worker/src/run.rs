@@ -95,6 +95,7 @@ fn start(
     let shell_config = ShellConfig {
         calls_max: config.calls_max,
         events_max: config.events_max,
+        changes_max: config.changes_max,
         fetch_window: config.fetch_window,
         nice: config.nice(parts.role),
         context_len: model.context_len,

@@ -11,13 +11,14 @@ use std::time::Duration;
 use checkpoint::grammar::GrammarEnv;
 use node::telemetry::TraceContext;
 use node::{Context, Tasks};
-use proto::{Attempt, Error, Generation, Handoff, Reason, RequestId};
+use proto::{Attempt, BlockHash, Error, Generation, Handoff, Reason, RequestId};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch};
 
 use crate::call::{Call, CallStream, Guard, Item, ItemSender, SolePrefill};
 use crate::core::{CallId, Core, DecodeItem, Event, FetchItem, Gauges, PrefillItem};
 use crate::dump::EngineDump;
 use crate::engine_loop::EngineLoop;
+use crate::feed::Feed;
 use crate::inbox::{self, Message, Outbox};
 use crate::meters::Meters;
 use crate::peers::Peers;
@@ -29,6 +30,8 @@ pub struct ShellConfig {
     pub calls_max: usize,
     /// Most events that wait for the core besides one for each open call.
     pub events_max: usize,
+    /// Changes of the prefix cache that are kept for those who watch; who falls behind further starts anew.
+    pub changes_max: usize,
     /// Items of one fetch that may wait in each direction.
     pub fetch_window: usize,
     /// Scheduling priority of the engine's thread, 0 to 19; 0 leaves it alone.
@@ -63,6 +66,7 @@ pub struct Handle {
     last_call: Arc<AtomicU64>,
     sole_prefill: Arc<SolePrefill>,
     shown: watch::Receiver<Shown>,
+    feed: Arc<Feed>,
     end: watch::Receiver<Option<Result<(), Error>>>,
     fetch_window: usize,
     context_len: usize,
@@ -83,6 +87,7 @@ pub fn spawn(core: Box<dyn Core>, config: ShellConfig, context: &Context) -> Res
     let (end, end_receiver) = watch::channel(None);
     let peers = Peers::new(context, outbox.clone(), config.fetch_window);
     let meters = Meters::new(&context.name);
+    let feed = Arc::new(Feed::new(config.changes_max));
     let engine_loop = EngineLoop {
         core,
         peers,
@@ -93,6 +98,9 @@ pub fn spawn(core: Box<dyn Core>, config: ShellConfig, context: &Context) -> Res
         actions: Vec::new(),
         sole_prefill: Arc::clone(&sole_prefill),
         shown,
+        feed: Arc::clone(&feed),
+        feeding: false,
+        changes: Vec::new(),
         clock: context.clock,
     };
     let runtime = tokio::runtime::Handle::current();
@@ -113,6 +121,7 @@ pub fn spawn(core: Box<dyn Core>, config: ShellConfig, context: &Context) -> Res
         last_call: Arc::new(AtomicU64::new(0)),
         sole_prefill,
         shown: shown_receiver,
+        feed,
         end: end_receiver,
         fetch_window: config.fetch_window,
         context_len: config.context_len,
@@ -231,6 +240,18 @@ impl Handle {
         let (answer, answered) = oneshot::channel();
         self.outbox.send(Message::Dump(answer)).await.ok()?;
         answered.await.ok()
+    }
+
+    /// Changes of the prefix cache, for those who watch.
+    pub(crate) fn feed(&self) -> Arc<Feed> {
+        Arc::clone(&self.feed)
+    }
+
+    /// All blocks that the prefix cache has, and the number of the change after. The caller must follow the feed.
+    pub(crate) async fn known_blocks(&self) -> Result<(u64, Vec<BlockHash>), Error> {
+        let (answer, answered) = oneshot::channel();
+        self.outbox.send(Message::Known(answer)).await?;
+        answered.await.map_err(|_| inbox::stopped())
     }
 
     /// What the core shows, to wait on.

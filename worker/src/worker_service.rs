@@ -13,6 +13,7 @@ use proto::{
 use tonic::{Request, Response, Status};
 
 use crate::shell::Handle;
+use crate::watcher::Watcher;
 
 /// Bytes of a tokenizer bundle in one message.
 const CHUNK_BYTES: usize = 1 << 20;
@@ -76,6 +77,24 @@ impl WorkerService {
 #[tonic::async_trait]
 impl Worker for WorkerService {
     type GetTokenizerStream = BoxStream<'static, Result<wire::TokenizerChunk, Status>>;
+    type WatchStream = BoxStream<'static, Result<wire::WatchEvent, Status>>;
+
+    async fn watch(
+        &self,
+        request: Request<wire::WatchRequest>,
+    ) -> Result<Response<Self::WatchStream>, Status> {
+        let with_blocks = request.into_inner().blocks;
+        let watcher =
+            Watcher::new(self.shell.clone(), self.identity.epoch, self.shutdown.clone(), with_blocks);
+        let events = stream::unfold(Some(watcher), |watcher| async {
+            let mut watcher = watcher?;
+            match watcher.next().await? {
+                Ok(event) => Some((Ok(event.into()), Some(watcher))),
+                Err(error) => Some((Err(error.into()), None)),
+            }
+        });
+        Ok(Response::new(events.boxed()))
+    }
 
     async fn describe(
         &self,

@@ -136,6 +136,7 @@ async fn start_among(
     let config = ShellConfig {
         calls_max: 4,
         events_max: 64,
+        changes_max: 8,
         fetch_window: WINDOW,
         nice: 0,
         context_len: 64,

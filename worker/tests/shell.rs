@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use engine::model::Interrupt;
 use node::Context;
 use proto::{
-    Attempt, Digest, Error, FinishReason, Generation, Handoff, HandoffId, KvDtype, KvLayout, Reason,
-    RequestId, Token, WorkerEpoch,
+    Attempt, Digest, Error, FinishReason, Generation, Handoff, HandoffId, KvDtype, KvLayout, Priority,
+    Reason, RequestId, Token, WorkerEpoch,
 };
 use worker::core::{Action, CallId, Core, DecodeItem, Event, FetchItem, Gauges, Now, StepSize};
 use worker::shell::{self, Handle, ShellConfig};
@@ -88,6 +88,7 @@ fn start(script: Script, calls_max: usize) -> Handle {
     let config = ShellConfig {
         calls_max,
         events_max: 16,
+        changes_max: 8,
         fetch_window: WINDOW,
         nice: 0,
         context_len: 64,
@@ -108,6 +109,8 @@ fn generation(max_tokens: usize) -> Generation {
         time_left: Duration::from_secs(10),
         probe: false,
         beside: None,
+        session: None,
+        priority: Priority::default(),
     }
 }
 

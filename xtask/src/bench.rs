@@ -5,6 +5,7 @@ use anyhow::Result;
 use crate::faults;
 use crate::model;
 use crate::process::{command, run as run_to_end, target};
+use crate::stages;
 
 /// A benchmark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -17,6 +18,10 @@ pub(crate) enum Name {
     Freeing,
     /// Time that grammars take: the vocabulary, compiling each schema of the corpus, and each mask
     Grammar,
+    /// Time to choose among a thousand workers with a million KV blocks, and what an idle router takes that they talk to
+    Routing,
+    /// Time to the first token and cached tokens of routing by what is cached, beside round robin
+    Prefix,
 }
 
 /// Runs the benchmark and prints its figures.
@@ -61,6 +66,16 @@ pub(crate) fn run(name: Name) -> Result<()> {
             let mut costs = command("cargo", &example);
             costs.arg(&model).arg("tests/schemas/schemas.json");
             run_to_end(costs)
+        }
+        Name::Routing => {
+            let example = ["run", "--release", "--locked", "--package", "router", "--example", "routing"];
+            run_to_end(command("cargo", &example))
+        }
+        Name::Prefix => {
+            model::fetch(model::Name::Smollm2)?;
+            stages::e2e_binary()?;
+            let test = ["test", "--locked", "--workspace", "--test", "prefix", "--", "--nocapture"];
+            run_to_end(command("cargo", &test))
         }
     }
 }

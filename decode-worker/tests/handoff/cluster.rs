@@ -11,8 +11,8 @@ use proto::wire::prefill_client::PrefillClient;
 use proto::wire::worker_client::WorkerClient;
 use proto::wire::{decode_event, prefill_event};
 use proto::{
-    Attempt, Error, FinishReason, Generation, Handoff, SamplingParams, StopConditions, Token, TokenId,
-    WorkerDescription, wire,
+    Attempt, Error, FinishReason, Generation, Handoff, Priority, SamplingParams, StopConditions, Token,
+    TokenId, WorkerDescription, wire,
 };
 use worker::sim::Sim;
 use worker::{Config, Source};
@@ -58,6 +58,8 @@ pub(crate) fn generation(request: &str, tokens: Vec<TokenId>, max_tokens: usize)
         time_left: Duration::from_mins(1),
         probe: false,
         beside: None,
+        session: None,
+        priority: Priority::default(),
     }
 }
 

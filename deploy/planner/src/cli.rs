@@ -75,6 +75,9 @@ pub struct SimArgs {
     /// Placements, side by side: auto, split, fused
     #[arg(long, default_value = "split,fused,auto", value_delimiter = ',')]
     placements: Vec<String>,
+    /// Policies, side by side: round-robin, least-loaded, power-of-two, prefix, session
+    #[arg(long, default_value = "round-robin", value_delimiter = ',')]
+    policies: Vec<String>,
     /// Routers, each with its own view of the workers
     #[arg(long, default_value_t = 2)]
     routers: usize,
@@ -87,7 +90,7 @@ pub struct SimArgs {
     /// Seed of all that is left to chance
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// One of the tables of docs/benchmarks.md instead, by the other options: placement, plan, scale
+    /// One of the tables of docs/benchmarks.md instead: placement, plan, policies, scale
     #[arg(long, value_name = "NAME")]
     table: Option<String>,
 }
@@ -228,10 +231,12 @@ impl SimArgs {
             let (prefill, decode) = pools(self.workers, ratio(ratio_text)?);
             for placement in &self.placements {
                 let placement: PlacementMode = placement.parse()?;
-                let routing = Routing { placement };
-                let cluster =
-                    Cluster { routers: self.routers, ..Cluster::new(machine, prefill, decode, routing) };
-                trials.push(Trial { cluster, requests: &requests, slo, seed: self.seed });
+                for policy in &self.policies {
+                    let routing = Routing { placement, policy: policy.parse()? };
+                    let cluster = Cluster::new(machine, prefill, decode, routing);
+                    let cluster = Cluster { routers: self.routers, ..cluster };
+                    trials.push(Trial { cluster, requests: &requests, slo, seed: self.seed });
+                }
             }
         }
         let (reports, took) = grid::run(&trials)?;
@@ -244,13 +249,14 @@ impl SimArgs {
             slo.ttft_seconds * 1e3,
             slo.tpot_seconds * 1e3,
         );
-        let mut heads = vec!["prefill + decode", "placement"];
+        let mut heads = vec!["prefill + decode", "placement", "policy"];
         heads.extend(FIGURES);
         heads.extend(["split", "switches"]);
         let mut table = Table::new(&heads);
         for (trial, report) in trials.iter().zip(&reports) {
             let Cluster { prefill, decode, routing, .. } = &trial.cluster;
-            let cells = [format!("{prefill} + {decode}"), routing.placement.to_string()];
+            let Routing { placement, policy } = routing;
+            let cells = [format!("{prefill} + {decode}"), placement.to_string(), policy.to_string()];
             let last = [percent(report.split), format!("{:.2}", report.switches_per_worker_minute)];
             table.row(cells.into_iter().chain(figures(report)).chain(last));
         }

@@ -9,6 +9,7 @@ mod file;
 
 use proto::Error;
 use router::PlacementMode;
+use router::policy::Policy;
 
 use crate::grid::{self, Trial};
 use crate::machine::Machine;
@@ -56,8 +57,8 @@ impl Choice {
     }
 
     /// Orders what is equally good.
-    fn rank(&self) -> (usize, usize, String) {
-        (self.prefill, self.decode, self.routing.placement.to_string())
+    fn rank(&self) -> (usize, usize, String, Policy) {
+        (self.prefill, self.decode, self.routing.placement.to_string(), self.routing.policy)
     }
 }
 
@@ -103,6 +104,7 @@ pub fn plan(task: &Task) -> Result<Plan, Error> {
         Goal::Fewest => search.fewest()?,
         Goal::Goodput => search.most_goodput(task.workers_max)?,
     }
+    search.other_policies()?;
     let tried = search.ranked();
     let Some(&best) = tried.first() else {
         return Err(Error::invalid("workers.max", "room for a cluster expected"));
@@ -127,14 +129,18 @@ pub fn sweep(task: &Task, workers: usize) -> Result<Vec<Prediction>, Error> {
     Ok(search.ranked())
 }
 
+/// Policies that are tried with all pools; the others with the best of them only.
+const POLICIES: [Policy; 2] = [Policy::RoundRobin, Policy::Prefix];
+
 /// Ways to place where there are prefill workers.
 fn split_routings() -> impl Iterator<Item = Routing> {
-    [PlacementMode::Split, PlacementMode::Auto].into_iter().map(|placement| Routing { placement })
+    let placements = [PlacementMode::Split, PlacementMode::Auto].into_iter();
+    placements.flat_map(|placement| POLICIES.map(|policy| Routing { placement, policy }))
 }
 
 /// Ways to place where there are none.
 fn fused_routings() -> impl Iterator<Item = Routing> {
-    [PlacementMode::Fused].into_iter().map(|placement| Routing { placement })
+    POLICIES.into_iter().map(|policy| Routing { placement: PlacementMode::Fused, policy })
 }
 
 impl Task {
@@ -241,6 +247,14 @@ impl<'a> Search<'a> {
         fewest
             .then(goodput(b).total_cmp(&goodput(a)))
             .then(task.strain(&a.report).total_cmp(&task.strain(&b.report)))
+    }
+
+    /// Tries every policy with the best of the choices.
+    fn other_policies(&mut self) -> Result<(), Error> {
+        let Some(Prediction { choice, .. }) = self.ranked().first().copied() else { return Ok(()) };
+        let others =
+            Policy::ALL.map(|policy| Choice { routing: Routing { policy, ..choice.routing }, ..choice });
+        self.try_all(&others)
     }
 
     /// Climbs over the share of prefill among that many workers.
@@ -410,16 +424,17 @@ impl Plan {
         } else {
             format!("not enough:  {wanted} within the limits expected; with these workers fewer requests are")
         };
-        let mut heads = vec!["prefill + decode", "placement"];
+        let mut heads = vec!["prefill + decode", "placement", "policy"];
         heads.extend(FIGURES);
         let mut table = Table::new(&heads);
         for Prediction { choice, report } in self.tried.iter().take(SHOWN) {
-            let cells =
-                [format!("{} + {}", choice.prefill, choice.decode), choice.routing.placement.to_string()];
+            let Routing { placement, policy } = choice.routing;
+            let pools = format!("{} + {}", choice.prefill, choice.decode);
+            let cells = [pools, placement.to_string(), policy.to_string()];
             table.row(cells.into_iter().chain(figures(report)));
         }
         format!(
-            "recommended: {} prefill and {} decode workers, --placement {}\n\
+            "recommended: {} prefill and {} decode workers, --placement {} --policy {}\n\
              predicted:   {:.2} of {:.2} requests/s within the limits of TTFT {} ms and TPOT {} ms: {}\n\
              latencies:   TTFT {}/{}/{} ms and TPOT {:.1}/{:.1}/{:.1} ms at the 50th/95th/99th percentile\n\
              {verdict}\n\n\
@@ -427,6 +442,7 @@ impl Plan {
             choice.prefill,
             choice.decode,
             choice.routing.placement,
+            choice.routing.policy,
             report.goodput,
             report.offered,
             ms(task.slo.ttft_seconds),

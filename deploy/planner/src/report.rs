@@ -165,8 +165,8 @@ pub struct Report {
     pub decode_used: f64,
     /// Part of the placements that were split.
     pub split: f64,
-    /// How often a router placed a request on a decode worker in another way than the one before it of the same size
-    /// (to a power of two) there, per worker and minute.
+    /// How often a router placed a request in another way than the one before it of the same size (to a power of two),
+    /// per worker and minute.
     pub switches_per_worker_minute: f64,
     /// Attempts that were refused or failed.
     pub retries: u64,

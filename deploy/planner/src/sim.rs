@@ -18,10 +18,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use proto::{
-    Attempt, Digest, Error, Generation, Handoff, HandoffId, Reason, RequestId, Role, SamplingParams,
-    StopConditions, Token, TokenId,
+    Attempt, BlockHash, Digest, Error, Generation, Handoff, HandoffId, Priority, Reason, RequestId, Role,
+    SamplingParams, StopConditions, Token, TokenId,
 };
+use router::cost::Stopwatch;
 use router::dispatch::{Action, Dispatch, DispatchConfig, Emission, Event as RouterEvent};
+use router::policy::Policy;
+use router::pools::NamedBlocks;
 
 use crate::machine::Machine;
 use crate::random::mix;
@@ -50,6 +53,8 @@ pub struct Cluster {
     pub routers: usize,
     /// How often a worker tells each router how it is, seconds.
     pub describe_seconds: f64,
+    /// How often it tells each router what it has to do and has cached, seconds.
+    pub report_seconds: f64,
     /// Total deadline of a request, seconds.
     pub deadline_seconds: f64,
 }
@@ -57,7 +62,16 @@ pub struct Cluster {
 impl Cluster {
     /// A cluster of that many workers with two routers and the services' own defaults.
     pub fn new(machine: Machine, prefill: usize, decode: usize, routing: Routing) -> Self {
-        Self { machine, prefill, decode, routing, routers: 2, describe_seconds: 1.0, deadline_seconds: 600.0 }
+        Self {
+            machine,
+            prefill,
+            decode,
+            routing,
+            routers: 2,
+            describe_seconds: 1.0,
+            report_seconds: 0.1,
+            deadline_seconds: 600.0,
+        }
     }
 
     /// Refuses what no cluster can be.
@@ -70,8 +84,11 @@ impl Cluster {
         if let Some((field, _)) = positive.into_iter().find(|&(_, value)| value == 0) {
             return Err(Error::invalid(field, "at least 1 expected, 0 came"));
         }
-        let times =
-            [("describe_seconds", self.describe_seconds), ("deadline_seconds", self.deadline_seconds)];
+        let times = [
+            ("describe_seconds", self.describe_seconds),
+            ("report_seconds", self.report_seconds),
+            ("deadline_seconds", self.deadline_seconds),
+        ];
         match times.into_iter().find(|&(_, value)| !value.is_finite() || value <= 0.0) {
             Some((field, value)) => {
                 Err(Error::invalid(field, format_args!("more than 0 expected, {value} came")))
@@ -115,6 +132,8 @@ enum Event {
     StepEnds(u32),
     /// A worker tells a router how it is.
     Describe { router: u32, worker: u32 },
+    /// A worker tells a router what it has to do.
+    Report { router: u32, worker: u32 },
 }
 
 /// What a worker says to a router.
@@ -122,9 +141,10 @@ enum Event {
 enum Heard {
     Issued { attempt: u32, cached: usize },
     Started { cached: usize },
-    First { attempt: u32, from: Role, is_last: bool },
+    First { attempt: u32, from: Role, is_last: bool, cached: usize, waited: f64, took: f64 },
+    Next,
     Last { attempt: u32 },
-    Admitted { attempt: u32 },
+    Admitted { attempt: u32, skipped: usize },
     Refused { attempt: u32, from: Role, reason: Reason },
 }
 
@@ -152,6 +172,8 @@ struct Live {
     router: usize,
     names: Arc<[BlockName]>,
     transfer: Option<Transfer>,
+    /// Of the present placement.
+    stopwatch: Option<Stopwatch>,
     /// Workers of the open calls.
     prefill: Option<u32>,
     decode: Option<u32>,
@@ -179,19 +201,27 @@ impl<'a> Simulation<'a> {
     fn new(cluster: &'a Cluster, requests: &'a [Arrival], slo: Slo, seed: u64) -> Self {
         let roles = std::iter::repeat_n(Role::Prefill, cluster.prefill)
             .chain(std::iter::repeat_n(Role::Decode, cluster.decode));
-        let workers: Vec<Worker> =
+        let mut workers: Vec<Worker> =
             roles.zip(0..).map(|(role, index)| Worker::new(role, index, cluster.machine)).collect();
         let mut queue = Queue::default();
         for (index, request) in requests.iter().enumerate() {
             queue.push(time(request.at), Event::Arrive(index as u32));
+        }
+        if cluster.routing.policy == Policy::Prefix {
+            workers.iter_mut().for_each(Worker::note_changes);
         }
         let routers = Routers::new(cluster, &workers, seed);
         let pairs = cluster.routers as u64 * workers.len() as u64;
         for pair in 0..pairs {
             // Spread over the interval: workers do not speak in chorus.
             let at = time(cluster.describe_seconds * (pair + 1) as f64 / pairs as f64);
-            let (router, worker) = (pair % cluster.routers as u64, pair / cluster.routers as u64);
-            queue.push(at, Event::Describe { router: router as u32, worker: worker as u32 });
+            let (router, worker) =
+                ((pair % cluster.routers as u64) as u32, (pair / cluster.routers as u64) as u32);
+            queue.push(at, Event::Describe { router, worker });
+            if cluster.routing.is_informed() {
+                let at = time(cluster.report_seconds * (pair + 1) as f64 / pairs as f64);
+                queue.push(at, Event::Report { router, worker });
+            }
         }
         Self {
             record: Record::new(cluster, requests, slo),
@@ -248,6 +278,11 @@ impl<'a> Simulation<'a> {
                 self.routers.describe(router as usize, worker as usize, &self.workers[worker as usize]);
                 self.queue.after(time(self.cluster.describe_seconds), Event::Describe { router, worker });
             }
+            Event::Report { router, worker } => {
+                let place = &mut self.workers[worker as usize];
+                self.routers.report(router as usize, worker as usize, place);
+                self.queue.after(time(self.cluster.report_seconds), Event::Report { router, worker });
+            }
         }
     }
 
@@ -255,7 +290,8 @@ impl<'a> Simulation<'a> {
         let arrival = &self.requests[request as usize];
         self.tokens.clear();
         arrival.tokens(&mut self.tokens);
-        let names = blocks::names(&self.tokens, self.cluster.machine.sizes.block_tokens);
+        let chain = routers::chain(&self.cluster.machine);
+        let names: Arc<[BlockHash]> = chain.of(&self.tokens).into();
         let generation = Generation {
             request: RequestId(request.to_string()),
             attempt: Attempt(0),
@@ -267,14 +303,22 @@ impl<'a> Simulation<'a> {
             time_left: Duration::from_secs_f64(self.cluster.deadline_seconds),
             probe: false,
             beside: None,
+            session: arrival.parts.last().map(|part| format!("{:x}", part.stream)),
+            priority: Priority::default(),
         };
         let config =
             DispatchConfig { placement: self.cluster.routing.placement, ..DispatchConfig::default() };
+        let mut dispatch = Dispatch::new(generation, config);
+        if self.cluster.routing.policy == Policy::Prefix {
+            let blocks = names[..arrival.prompt / chain.block_tokens()].to_vec();
+            dispatch.set_blocks(vec![NamedBlocks { chain, blocks }]);
+        }
         self.live[request as usize] = Some(Box::new(Live {
-            dispatch: Dispatch::new(generation, config),
+            dispatch,
             router: (mix(mix(self.seed, 0x70), u64::from(request)) % self.cluster.routers as u64) as usize,
             names,
             transfer: None,
+            stopwatch: None,
             prefill: None,
             decode: None,
             wake: None,
@@ -291,6 +335,7 @@ impl<'a> Simulation<'a> {
 
     /// A worker's word has come to the request's router.
     fn heard(&mut self, request: u32, heard: Heard) {
+        self.measure(request, &heard);
         let Some(live) = &self.live[request as usize] else { return };
         let generation = live.dispatch.generation();
         let token = |is_last: bool| Token {
@@ -316,7 +361,8 @@ impl<'a> Simulation<'a> {
                 RouterEvent::PrefillIssued { attempt, handoff }
             }
             Heard::Started { cached } => return self.record.computed(request, cached),
-            Heard::First { attempt, from, is_last } => {
+            Heard::Next => return,
+            Heard::First { attempt, from, is_last, .. } => {
                 let (attempt, token) = (Attempt(attempt), token(is_last));
                 match from {
                     Role::Prefill => RouterEvent::PrefillDone { attempt, token },
@@ -326,7 +372,7 @@ impl<'a> Simulation<'a> {
             Heard::Last { attempt } => {
                 RouterEvent::DecodeToken { attempt: Attempt(attempt), token: token(true) }
             }
-            Heard::Admitted { attempt } => RouterEvent::DecodeAdmitted { attempt: Attempt(attempt) },
+            Heard::Admitted { attempt, .. } => RouterEvent::DecodeAdmitted { attempt: Attempt(attempt) },
             Heard::Refused { attempt, from, reason } => {
                 let (attempt, error) = (Attempt(attempt), Some(Error::new(reason, "refused")));
                 match from {
@@ -336,6 +382,34 @@ impl<'a> Simulation<'a> {
             }
         };
         self.tell(request, event);
+    }
+
+    /// Takes in what a worker's word shows of costs, as the router's shell does.
+    fn measure(&mut self, request: u32, heard: &Heard) {
+        let now = Duration::from_nanos(self.queue.now());
+        let Some(live) = self.live[request as usize].as_mut() else { return };
+        let Some(watch) = &mut live.stopwatch else { return };
+        let observation = match *heard {
+            Heard::Issued { cached, .. } => {
+                watch.cached(cached);
+                None
+            }
+            Heard::Admitted { skipped, .. } => {
+                watch.skipped(skipped);
+                None
+            }
+            Heard::First { from: Role::Prefill, took, .. } => {
+                watch.prefilled(Duration::from_secs_f64(took), now)
+            }
+            Heard::First { cached, waited, .. } => {
+                watch.token(Some((cached, Duration::from_secs_f64(waited))), now)
+            }
+            Heard::Next | Heard::Last { .. } => watch.token(None, now),
+            Heard::Started { .. } | Heard::Refused { .. } => None,
+        };
+        if let Some(observation) = observation {
+            self.routers.pools_mut(live.router).observe(routers::MODEL, observation);
+        }
     }
 
     /// Tells a request's dispatch, and does what it says.
@@ -398,8 +472,12 @@ impl<'a> Simulation<'a> {
             Action::Move { .. } | Action::Moved { .. } => {}
             Action::Retry { .. } => self.record.retries += 1,
             Action::Emit(Emission::Placed(placed)) => {
-                let decode = routers::index(&placed.decode);
-                self.record.placed(request, live.router, decode, placed.kind());
+                let pools = self.routers.pools_mut(live.router);
+                pools.touch(live.dispatch.blocks());
+                let tokens = live.dispatch.generation().tokens.len();
+                let is_split = placed.prefill.is_some();
+                live.stopwatch = Some(Stopwatch::start(is_split, tokens, Duration::from_nanos(now)));
+                self.record.placed(request, live.router, placed.kind());
             }
             Action::Emit(Emission::Token(_)) => self.record.token(request, now + self.hop),
             Action::Finish(result) => {
@@ -431,7 +509,7 @@ impl<'a> Simulation<'a> {
         });
         let end = self.end(job.request);
         let spec = Spec { job, until: Until::Held, len, end, names };
-        match self.workers[worker as usize].submit(spec) {
+        match self.worker(worker).submit(spec) {
             Ok(()) => self.step(worker),
             Err(reason) => {
                 self.say(job.request, Heard::Refused { attempt: job.attempt, from: Role::Prefill, reason });
@@ -445,12 +523,12 @@ impl<'a> Simulation<'a> {
         let names = Arc::clone(&live.names);
         let until = if fetches { Until::TakenOver } else { Until::Finished };
         let spec = Spec { job, until, len, end, names };
-        let place = &mut self.workers[worker as usize];
+        let place = self.worker(worker);
         let taken = if fetches { place.reserve(spec) } else { place.submit(spec).map(|()| 0) };
         let attempt = job.attempt;
         match taken {
             Ok(skipped) => {
-                self.say(job.request, Heard::Admitted { attempt });
+                self.say(job.request, Heard::Admitted { attempt, skipped });
                 if let Some(transfer) = self.transfer(job).filter(|_| fetches) {
                     (transfer.to, transfer.sent) = (worker, skipped);
                     self.queue.after(self.hop, Event::Fetch { job });
@@ -459,6 +537,13 @@ impl<'a> Simulation<'a> {
             }
             Err(reason) => self.say(job.request, Heard::Refused { attempt, from: Role::Decode, reason }),
         }
+    }
+
+    /// The worker, told the time.
+    fn worker(&mut self, worker: u32) -> &mut Worker {
+        let place = &mut self.workers[worker as usize];
+        place.now = seconds(self.queue.now());
+        place
     }
 
     /// Tokens of a request at its end.
@@ -506,16 +591,17 @@ impl<'a> Simulation<'a> {
     /// Starts a step if the worker has work and none runs.
     fn step(&mut self, worker: u32) {
         let now = self.queue.now();
-        let place = &mut self.workers[worker as usize];
+        let place = self.worker(worker);
         if let Some(seconds) = place.start_step() {
-            self.record.busy(place.role, now, seconds);
+            let role = place.role;
+            self.record.busy(role, now, seconds);
             self.queue.after(time(seconds), Event::StepEnds(worker));
         }
     }
 
     fn step_ends(&mut self, worker: u32) {
         let mut news = std::mem::take(&mut self.news);
-        let place = &mut self.workers[worker as usize];
+        let place = self.worker(worker);
         let role = place.role;
         place.end_step(&mut news);
         for item in news.drain(..) {
@@ -540,13 +626,15 @@ impl<'a> Simulation<'a> {
                     }
                 }
             }
-            News::First { job, is_last } => {
-                self.say(job.request, Heard::First { attempt: job.attempt, from, is_last });
+            News::First { job, is_last, cached, waited, took } => {
+                let attempt = job.attempt;
+                self.say(job.request, Heard::First { attempt, from, is_last, cached, waited, took });
                 if let Some(transfer) = self.transfer(job).filter(|_| from == Role::Prefill) {
                     transfer.is_prefilled = true;
                     self.send(job);
                 }
             }
+            News::Next { job } => self.say(job.request, Heard::Next),
             News::Last { job } => self.say(job.request, Heard::Last { attempt: job.attempt }),
             News::TooLong { job } => {
                 let reason = Reason::InvalidArgument;

@@ -3,9 +3,7 @@
 //! The bytes themselves are in a [`KvMemory`](crate::model::KvMemory); nothing here looks at them, except that
 //! `slab` takes their checksums.
 
-mod hash;
 mod pool;
 pub(crate) mod slab;
 
-pub(crate) use hash::{BlockHash, HashChain};
 pub(crate) use pool::BlockPool;

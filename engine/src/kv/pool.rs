@@ -7,8 +7,10 @@
 
 use std::collections::BTreeMap;
 
+use proto::BlockHash;
+use proto::watch::BlockChange;
+
 use crate::batch::BlockIndex;
-use crate::kv::BlockHash;
 
 /// What is known of one block.
 #[derive(Debug, Default)]
@@ -33,6 +35,17 @@ pub(crate) struct BlockPool {
     cached: BTreeMap<u64, BlockIndex>,
     by_hash: BTreeMap<BlockHash, BlockIndex>,
     tick: u64,
+    /// What became known and unknown; `None` while nobody asks.
+    log: Option<Log>,
+}
+
+/// Changes of what is known, until somebody takes them.
+#[derive(Debug)]
+struct Log {
+    changes: Vec<BlockChange>,
+    bound: usize,
+    /// False once there were more changes than the bound.
+    is_complete: bool,
 }
 
 impl BlockPool {
@@ -43,6 +56,7 @@ impl BlockPool {
             cached: BTreeMap::new(),
             by_hash: BTreeMap::new(),
             tick: 0,
+            log: None,
         }
     }
 
@@ -133,6 +147,7 @@ impl BlockPool {
         if entry.hash.is_none() && !self.by_hash.contains_key(&hash) {
             entry.hash = Some(hash);
             self.by_hash.insert(hash, block);
+            self.note(BlockChange::Stored(hash));
         }
     }
 
@@ -140,7 +155,34 @@ impl BlockPool {
     pub(crate) fn forget(&mut self, block: BlockIndex) {
         if let Some(hash) = self.blocks[block as usize].hash.take() {
             self.by_hash.remove(&hash);
+            self.note(BlockChange::Removed(hash));
         }
+    }
+
+    fn note(&mut self, change: BlockChange) {
+        let Some(log) = &mut self.log else { return };
+        if log.changes.len() < log.bound {
+            log.changes.push(change);
+        } else {
+            log.is_complete = false;
+        }
+    }
+
+    /// Notes changes of what is known from now on, at most `bound` until they are taken; `None` notes none.
+    pub(crate) fn follow(&mut self, bound: Option<usize>) {
+        self.log = bound.map(|bound| Log { changes: Vec::new(), bound, is_complete: true });
+    }
+
+    /// Moves the changes noted so far to `out`. False when there were more than were noted.
+    pub(crate) fn take_changes(&mut self, out: &mut Vec<BlockChange>) -> bool {
+        let Some(log) = &mut self.log else { return true };
+        out.append(&mut log.changes);
+        std::mem::replace(&mut log.is_complete, true)
+    }
+
+    /// The names of all blocks that can be found.
+    pub(crate) fn known(&self) -> Vec<BlockHash> {
+        self.by_hash.keys().copied().collect()
     }
 
     /// Checks that every block is in exactly one state and has as many owners as block tables it is in.
@@ -191,10 +233,9 @@ impl BlockPool {
 
 #[cfg(test)]
 mod tests {
-    use proto::Digest;
+    use proto::{Digest, HashChain};
 
     use super::*;
-    use crate::kv::HashChain;
 
     fn hashes(tokens: &[u32]) -> Vec<BlockHash> {
         HashChain::new(Digest::default(), 1).of(tokens)
@@ -255,6 +296,37 @@ mod tests {
         pool.release(a);
         assert_eq!((pool.free(), pool.cached()), (1, 1));
         pool.check(std::iter::empty()).unwrap();
+    }
+
+    #[test]
+    fn what_becomes_known_and_unknown_is_told_to_who_asks() {
+        use BlockChange::{Removed, Stored};
+        let mut pool = BlockPool::new(2);
+        let names = hashes(&[1, 2, 3]);
+        let mut told = Vec::new();
+        let publish = |pool: &mut BlockPool, name| {
+            let block = pool.allocate().unwrap();
+            pool.publish(block, name);
+            pool.release(block);
+        };
+        publish(&mut pool, names[0]);
+        assert!(pool.take_changes(&mut told));
+        assert_eq!(told, [], "nobody asked");
+        pool.follow(Some(3));
+        assert_eq!(pool.known(), names[..1]);
+        publish(&mut pool, names[1]);
+        publish(&mut pool, names[2]);
+        assert!(pool.take_changes(&mut told));
+        assert_eq!(told, [Stored(names[1]), Removed(names[0]), Stored(names[2])]);
+        told.clear();
+        publish(&mut pool, names[0]);
+        publish(&mut pool, names[1]);
+        assert!(!pool.take_changes(&mut told), "four changes, and room for three");
+        assert!(pool.take_changes(&mut told));
+        pool.follow(None);
+        told.clear();
+        publish(&mut pool, names[2]);
+        assert!(pool.take_changes(&mut told) && told.is_empty());
     }
 
     #[test]

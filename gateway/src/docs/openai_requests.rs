@@ -107,7 +107,7 @@ pub(crate) struct Common {
     pub(crate) guided_decoding: Option<Structured>,
     /// Refused when true.
     pub(crate) use_beam_search: Option<bool>,
-    /// Without effect.
+    /// Whose it is: requests of one user may be computed together.
     pub(crate) user: Option<String>,
 }
 

@@ -522,3 +522,32 @@ async fn grpc_takes_chats_and_answers_with_several_sequences() {
     assert_eq!(texts, ["on", "on"]);
     assert_eq!(last, [(0, "e".to_owned(), 3), (1, "e".to_owned(), 3)]);
 }
+
+#[tokio::test]
+async fn a_session_reaches_the_router() {
+    let cluster = Cluster::start(&["r0"], |_| ()).await;
+    cluster.script.says("ok");
+    let chat =
+        |user: Value| json!({"messages": [{"role": "user", "content": "x"}], "max_tokens": 2, "user": user});
+    let ask = async |body: Value, header: Option<&str>| {
+        let mut request = cluster.client().post(cluster.url("/v1/chat/completions")).json(&body);
+        if let Some(name) = header {
+            request = request.header("x-session-id", name);
+        }
+        assert_eq!(request.send().await.unwrap().status(), 200);
+        cluster.script.take_seen().pop().unwrap().1.session
+    };
+    assert_eq!(ask(chat(json!("ann")), None).await.as_deref(), Some("ann"));
+    assert_eq!(ask(chat(json!("ann")), Some("talk 7")).await.as_deref(), Some("talk 7"));
+    assert_eq!(ask(chat(Value::Null), None).await, None);
+    assert_eq!(ask(chat(Value::Null), Some(&"x".repeat(1025))).await, None);
+    let mut call = tonic::Request::new(proto::wire::GenerateRequest {
+        prompt: Some(proto::wire::generate_request::Prompt::Text("x".into())),
+        max_tokens: Some(2),
+        ..proto::wire::GenerateRequest::default()
+    });
+    call.metadata_mut().insert("x-session-id", "grpc".parse().unwrap());
+    let mut stream = cluster.grpc().generate(call).await.unwrap().into_inner();
+    while stream.message().await.unwrap().is_some() {}
+    assert_eq!(cluster.script.take_seen().pop().unwrap().1.session.as_deref(), Some("grpc"));
+}

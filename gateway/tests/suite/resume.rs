@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use expect_test::expect_file;
 use gateway::resume::{Action, Event, Resume};
-use proto::{Attempt, Error, FinishReason, Generation, Reason, SamplingParams, StopConditions, Token};
+use proto::{
+    Attempt, Error, FinishReason, Generation, Priority, Reason, SamplingParams, StopConditions, Token,
+};
 
 /// Runs the commands of a scenario file and writes what each of them answers behind its arrow.
 fn run(scenarios: &str) -> String {
@@ -52,6 +54,8 @@ fn request(settings: &str) -> Resume {
         time_left: time(&setting(settings, "deadline")),
         probe: false,
         beside: None,
+        session: None,
+        priority: Priority::default(),
     };
     Resume::new(generation, Duration::ZERO, time(&setting(settings, "window")))
 }

@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use tokio::sync::watch as channel;
 
-use super::{Discovery, spawn};
+use super::{Discovery, Registrar, spawn};
 use crate::address::check_host_port;
 use crate::tls;
 use crate::{Context, Error, Shutdown, Tasks};
@@ -115,8 +115,9 @@ pub(super) async fn follow(
     let lease_seconds = config.lease_seconds()?;
     let registry = Registry::connect(place, config, lease_seconds).await?;
     let (sender, members) = channel::channel(Arc::default());
-    spawn(tasks, shutdown, watch::follow(registry.clone(), sender));
-    Ok(Discovery { members, registry: super::Registry(Some(registry)) })
+    let (answers, has_answered) = channel::channel(false);
+    spawn(tasks, shutdown, watch::follow(registry.clone(), sender, answers));
+    Ok(Discovery { members, registry: super::Registry(Some(Registrar { etcd: registry, has_answered })) })
 }
 
 /// Keeps a service registered until the process drains. A worker that does not fit those of its model stops the process,

@@ -70,6 +70,11 @@ pub(crate) struct Probe(Inside);
 #[tonic::async_trait]
 impl Worker for Probe {
     type GetTokenizerStream = Chunks;
+    type WatchStream = stream::BoxStream<'static, Result<wire::WatchEvent, Status>>;
+
+    async fn watch(&self, _: Request<wire::WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
+        Err(Status::unimplemented("nothing to watch here"))
+    }
 
     async fn describe(
         &self,

@@ -46,7 +46,7 @@ impl Worker {
             WorkerState::Refused => self.refused.as_ref(),
             WorkerState::Unknown | WorkerState::Live | WorkerState::Draining => None,
         };
-        let described = self.description.as_ref();
+        let described = self.description.as_deref();
         MemberDump {
             address: self.address.clone(),
             role: self.role.name(),

@@ -2,10 +2,15 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
 
 use proto::worker::PROTOCOL_VERSION;
-use proto::{Error, Reason, Role, WorkerDescription, WorkerEpoch};
+use proto::{Error, Reason, Role, WorkerDescription, WorkerEpoch, WorkerLoad};
+
+use crate::circuit::Circuit;
+use crate::index::Slot;
+use crate::policy::name_hash;
 
 /// What a worker is to its pool, for logs and metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -70,23 +75,49 @@ pub enum ChangeKind {
     Refused(Error),
 }
 
+/// What each placement reads of each worker: it is together, in one line of the processor's cache.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+pub(super) struct Hot {
+    /// [`name_hash`] of its address.
+    pub(super) name: u64,
+    /// When it was placed last, as a count of placements.
+    pub(super) turn: AtomicU64,
+    /// Requests placed on it by this router since it last said what its load is.
+    pub(super) placed_since: AtomicU32,
+    /// Tokens of theirs that it has to compute.
+    pub(super) tokens_since: AtomicU32,
+    /// What it said, in the order of [`WorkerLoad`]; nothing if it has not.
+    reported: Option<[u32; 6]>,
+    /// Tokens of its KV blocks; 1 before it has described itself.
+    pub(super) block_tokens: u32,
+    /// Its place in the index, once it has said which blocks it has.
+    pub(super) slot: Option<Slot>,
+    /// It said that it drains.
+    draining: bool,
+    /// Its circuit is not closed.
+    is_spared: bool,
+}
+
 /// A member and what is known of it.
 #[derive(Debug)]
 pub(super) struct Worker {
     pub(super) role: Role,
     pub(super) address: String,
     /// What it said last, kept while it is lost.
-    pub(super) description: Option<WorkerDescription>,
+    pub(super) description: Option<Box<WorkerDescription>>,
     /// Orders the first sight of what it serves: smaller is earlier. Anew when it serves something else.
     pub(super) seen: u64,
     /// Why it did not answer last time.
     pub(super) lost: Option<Error>,
     /// Why it may not work with its pool.
     pub(super) refused: Option<Error>,
-    /// When it was placed last, as a count of placements.
-    pub(super) turn: AtomicU64,
     /// Requests placed on it by this router.
     pub(super) load: Arc<AtomicUsize>,
+    /// Whether it fails again and again.
+    circuit: Circuit,
+    /// See there.
+    pub(super) hot: Hot,
 }
 
 impl Worker {
@@ -107,11 +138,11 @@ impl Worker {
 
     /// False only when it has described itself as a worker of another model.
     pub(super) fn may_serve(&self, model: &str) -> bool {
-        self.description.as_ref().is_none_or(|description| description.model.name == model)
+        self.description.as_deref().is_none_or(|description| description.model.name == model)
     }
 
     pub(super) fn serves(&self, model: &str) -> bool {
-        self.description.as_ref().is_some_and(|description| description.model.name == model)
+        self.description.as_deref().is_some_and(|description| description.model.name == model)
     }
 
     /// What is wrong with it, in words.
@@ -135,14 +166,99 @@ impl Worker {
             seen: 0,
             lost: None,
             refused: None,
-            turn: AtomicU64::new(0),
             load: Arc::default(),
+            circuit: Circuit::default(),
+            hot: Hot { name: name_hash(address), block_tokens: 1, ..Hot::default() },
+        }
+    }
+
+    /// Takes over what it says about itself; gives what it said before.
+    pub(super) fn describe(&mut self, description: WorkerDescription) -> Option<Box<WorkerDescription>> {
+        self.lost = None;
+        self.hot.block_tokens = bounded(description.layout.block_tokens);
+        self.description.replace(Box::new(description))
+    }
+
+    /// Takes over what it says of its load; `None` when nothing is known any more.
+    pub(super) fn set_reported(&mut self, load: Option<WorkerLoad>) {
+        self.hot.draining = load.is_some_and(|load| load.draining);
+        self.hot.reported = load.map(|load| {
+            let WorkerLoad {
+                waiting,
+                running,
+                waiting_tokens,
+                running_tokens,
+                blocks_free,
+                blocks_total,
+                ..
+            } = load;
+            [waiting, running, waiting_tokens, running_tokens, blocks_free, blocks_total].map(bounded)
+        });
+        *self.hot.placed_since.get_mut() = 0;
+        *self.hot.tokens_since.get_mut() = 0;
+    }
+
+    /// It has said what its load is.
+    pub(super) fn is_reported(&self) -> bool {
+        self.hot.reported.is_some()
+    }
+
+    /// Whether it may be chosen while there are others.
+    pub(super) fn is_admitted(&self, now: Duration) -> bool {
+        !self.hot.is_spared || self.circuit.admits(now)
+    }
+
+    /// It is spared: its circuit is not closed.
+    pub(super) fn is_spared(&self) -> bool {
+        self.hot.is_spared
+    }
+
+    /// It was placed, with so many tokens to compute.
+    pub(super) fn placed(&self, turn: u64, tokens: usize, now: Duration) {
+        self.hot.turn.store(turn, Ordering::Relaxed);
+        self.hot.placed_since.fetch_add(1, Ordering::Relaxed);
+        self.hot.tokens_since.fetch_add(bounded(tokens), Ordering::Relaxed);
+        self.circuit.placed(now);
+    }
+
+    /// Changes its circuit. True when it lets other things through than before.
+    pub(super) fn judge(&mut self, now: Duration, change: impl FnOnce(&mut Circuit)) -> bool {
+        let before = self.circuit.state(now);
+        change(&mut self.circuit);
+        self.hot.is_spared = !self.circuit.is_closed();
+        self.circuit.state(now) != before
+    }
+
+    /// What it has to do: as it said last, with what was placed since. A worker that has said nothing has what this
+    /// router placed on it.
+    pub(super) fn load_now(&self) -> WorkerLoad {
+        if let Some(reported) = self.hot.reported {
+            let [waiting, running, waiting_tokens, running_tokens, blocks_free, blocks_total] =
+                reported.map(|number| number as usize);
+            let since = |count: &AtomicU32| count.load(Ordering::Relaxed) as usize;
+            return WorkerLoad {
+                waiting: waiting + since(&self.hot.placed_since),
+                running,
+                waiting_tokens: waiting_tokens + since(&self.hot.tokens_since),
+                running_tokens,
+                blocks_free,
+                blocks_total,
+                draining: self.hot.draining,
+            };
+        }
+        let described = self.description.as_deref();
+        WorkerLoad {
+            running: self.load.load(Ordering::Relaxed),
+            blocks_free: described.map_or(0, |described| described.blocks_free),
+            blocks_total: described.map_or(0, |described| described.blocks_total),
+            draining: described.is_some_and(|described| described.draining),
+            ..WorkerLoad::default()
         }
     }
 
     /// Why it may work with no pool at all, whatever the others say.
     pub(super) fn stranger(&self) -> Option<Error> {
-        let own = self.description.as_ref()?;
+        let own = self.description.as_deref()?;
         if own.role != self.role {
             let (discovery, worker) = (self.role.name(), own.role.name());
             let message = format!("role: discovery says {discovery}, the worker says {worker}");
@@ -157,7 +273,7 @@ impl Worker {
 
     /// Why it is to be refused, if it is.
     pub(super) fn verdict(&self, references: &BTreeMap<String, WorkerDescription>) -> Option<Error> {
-        let own = self.description.as_ref()?;
+        let own = self.description.as_deref()?;
         self.stranger().or_else(|| references.get(&own.model.name)?.mismatch(own))
     }
 
@@ -165,7 +281,7 @@ impl Worker {
     pub(super) fn arrival(&self) -> Option<ChangeKind> {
         match self.state() {
             WorkerState::Unknown => None,
-            WorkerState::Live => Some(ChangeKind::Live(self.description.as_ref()?.epoch)),
+            WorkerState::Live => Some(ChangeKind::Live(self.description.as_deref()?.epoch)),
             WorkerState::Draining => Some(ChangeKind::Draining),
             WorkerState::Lost if self.description.is_none() => self.lost.clone().map(ChangeKind::Absent),
             WorkerState::Lost => self.lost.clone().map(ChangeKind::Lost),
@@ -176,4 +292,9 @@ impl Worker {
     pub(super) fn change(&self, kind: ChangeKind) -> Change {
         Change { address: self.address.clone(), role: self.role, kind }
     }
+}
+
+/// Numbers beyond 32 bits say no more than the greatest of these.
+fn bounded(number: usize) -> u32 {
+    u32::try_from(number).unwrap_or(u32::MAX)
 }

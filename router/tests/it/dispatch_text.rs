@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use expect_test::expect_file;
 use proto::{
-    Attempt, Digest, Error, FinishReason, Generation, Handoff, HandoffId, KvDtype, KvLayout, SamplingParams,
-    StopConditions, Token, WorkerEpoch,
+    Attempt, Digest, Error, FinishReason, Generation, Handoff, HandoffId, KvDtype, KvLayout, Priority,
+    SamplingParams, StopConditions, Token, WorkerEpoch,
 };
 use router::dispatch::{Action, Dispatch, DispatchConfig, Emission, Event};
 use router::pools::Pools;
@@ -239,6 +239,8 @@ fn generation(command: &Command<'_>) -> Generation {
         time_left: command.duration("time").unwrap_or(Duration::from_mins(1)),
         probe: false,
         beside: command.get::<String>("beside").map(|place| script::placed(&place)),
+        session: command.get("session"),
+        priority: Priority::default(),
     }
 }
 

@@ -7,10 +7,12 @@ use std::time::Duration;
 use futures::StreamExt;
 use futures::stream::{self, BoxStream};
 use node::{Context, Listener, Services};
+use proto::watch::{News, WatchEvent};
 use proto::{
     Error, FinishReason, Generation, Handoff, HandoffId, Reason, Role, Token, TokenId, WorkerDescription,
     WorkerEpoch, wire,
 };
+use tokio::sync::watch;
 use tonic::{Request, Response, Status};
 
 use crate::script;
@@ -54,6 +56,8 @@ pub(crate) enum Came {
 pub(crate) struct Fake {
     name: String,
     state: Arc<Mutex<State>>,
+    /// What it tells those who watch it; without anything to tell it cannot be watched.
+    told: watch::Sender<Vec<WatchEvent>>,
 }
 
 struct State {
@@ -67,7 +71,7 @@ impl Fake {
     pub(crate) fn new(name: &str) -> Self {
         let description = script::description(name);
         let state = State { description, script: VecDeque::new(), came: Vec::new() };
-        Self { name: name.to_owned(), state: Arc::new(Mutex::new(state)) }
+        Self { name: name.to_owned(), state: Arc::new(Mutex::new(state)), told: watch::channel(Vec::new()).0 }
     }
 
     /// What it does with its next calls; with all after them it does what it is asked.
@@ -78,6 +82,12 @@ impl Fake {
     /// Changes what it says about itself.
     pub(crate) fn describe(&self, change: impl FnOnce(&mut WorkerDescription)) {
         change(&mut self.state.lock().unwrap().description);
+    }
+
+    /// Tells those who watch it, now and later.
+    pub(crate) fn tell(&self, sequence: u64, news: News) {
+        let epoch = self.state.lock().unwrap().description.epoch;
+        self.told.send_modify(|told| told.push(WatchEvent { epoch, sequence, news }));
     }
 
     /// Another life.
@@ -260,6 +270,35 @@ impl wire::decode_server::Decode for Fake {
 #[tonic::async_trait]
 impl wire::worker_server::Worker for Fake {
     type GetTokenizerStream = BoxStream<'static, Result<wire::TokenizerChunk, Status>>;
+    type WatchStream = BoxStream<'static, Result<wire::WatchEvent, Status>>;
+
+    async fn watch(&self, _: Request<wire::WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
+        let mut told = self.told.subscribe();
+        if told.borrow().is_empty() {
+            return Err(Status::unimplemented("nothing to tell"));
+        }
+        let so_far = told.borrow_and_update().clone();
+        let is_load = |event: &WatchEvent| matches!(event.news, News::Load(_));
+        let last_load = so_far.iter().rposition(is_load);
+        // What was the load before is no news to anybody.
+        let outdated = |(at, event): &(usize, WatchEvent)| is_load(event) && Some(*at) != last_load;
+        let said = so_far.len();
+        let first: VecDeque<_> =
+            so_far.into_iter().enumerate().filter(|item| !outdated(item)).map(|(_, event)| event).collect();
+        let events = stream::unfold((told, first, said), |(mut told, mut first, said)| async move {
+            if let Some(event) = first.pop_front() {
+                return Some((Ok(event.into()), (told, first, said)));
+            }
+            loop {
+                let next = told.borrow_and_update().get(said).cloned();
+                match next {
+                    Some(event) => return Some((Ok(event.into()), (told, first, said + 1))),
+                    None => told.changed().await.ok()?,
+                }
+            }
+        });
+        Ok(Response::new(events.boxed()))
+    }
 
     async fn describe(
         &self,

@@ -4,6 +4,8 @@
 
 mod dispatch_text;
 mod fake;
+mod follow;
+mod index;
 mod pools_text;
 mod random;
 mod script;

@@ -1,8 +1,13 @@
 //! `testdata/pools.txt`: what pools are told, and what they make of it.
 
+use std::time::Duration;
+
 use expect_test::expect_file;
-use proto::{Digest, Error, KvDtype, ModelDescription, WorkerEpoch};
-use router::pools::{Change, ChangeKind, Placement, PlacementMode, Pools};
+use proto::{Digest, Error, HashChain, KvDtype, ModelDescription, TokenId, WorkerEpoch, WorkerLoad};
+use router::cost::Observation;
+use router::follow::Effect;
+use router::policy::name_hash;
+use router::pools::{Change, ChangeKind, NamedBlocks, PlacedWorker, Placement, Pools, Wish, WorkerView};
 
 use crate::script::{self, Command};
 
@@ -11,6 +16,7 @@ struct Scene {
     pools: Pools,
     /// Placements that are still held, by name.
     held: Vec<Placement>,
+    now: Duration,
 }
 
 impl Scene {
@@ -33,6 +39,61 @@ impl Scene {
                 let error = Error::new(script::reason("WORKER_LOST"), "connection refused");
                 self.pools.lost(name, error).iter().map(shown).collect()
             }
+            ["load", names @ ..] => {
+                names.iter().for_each(|name| self.report(name, command));
+                vec!["ok".into()]
+            }
+            ["has", name] => {
+                let blocks = self.named(command, command.get("blocks").unwrap_or(0) * 16).blocks;
+                self.pools.has_blocks(name, &blocks);
+                vec![format!("{} blocks known", self.pools.index().blocks())]
+            }
+            ["forgets", name] => {
+                self.pools.heard(name, &Effect::Forget);
+                vec!["ok".into()]
+            }
+            ["seen"] => {
+                let us = |key: &str, tokens: u64| {
+                    Duration::from_micros(command.get::<u64>(key).unwrap_or(0) * tokens)
+                };
+                for tokens in [16, 32, 64, 128, 256, 512, 1024, 2048] {
+                    let took = us("prefill_us", tokens as u64);
+                    self.pools.observe("m", Observation::Prefill { tokens, took });
+                    let took = us("hop_us", 1) + us("transfer_us", tokens as u64);
+                    self.pools.observe("m", Observation::Hop { tokens, took });
+                }
+                vec!["ok".into()]
+            }
+            ["at", time] => {
+                self.now = script::duration(time);
+                vec!["ok".into()]
+            }
+            ["fails", name] => {
+                let changed = self.pools.failed(name, self.now);
+                vec![if changed { "its circuit opens" } else { "ok" }.into()]
+            }
+            ["does", name] => {
+                let changed = self.pools.succeeded(name, self.now);
+                vec![if changed { "its circuit closes" } else { "ok" }.into()]
+            }
+            ["expect"] => {
+                let named = [self.named(command, command.get("tokens").unwrap_or(3))];
+                let wish = Wish {
+                    model: "m",
+                    mode: command.get("mode").unwrap_or_default(),
+                    failed: &[],
+                    beside: None,
+                    tokens: command.get("tokens").unwrap_or(3),
+                    blocks: &named,
+                    session: None,
+                    now: self.now,
+                };
+                match self.pools.first_token_in(&wish) {
+                    Some(expected) => vec![format!("{:.1} s", expected.as_secs_f64())],
+                    None => vec!["nothing is known".into()],
+                }
+            }
+            ["views"] => self.pools.views().map(|view| viewed(&view)).collect(),
             ["place"] => vec![self.place(command)],
             ["release"] => {
                 self.held.clear();
@@ -84,15 +145,53 @@ impl Scene {
         self.pools.described(name, description).iter().map(shown).collect()
     }
 
+    /// The blocks of a prompt of that name, cut at so many tokens.
+    fn named(&self, command: &Command<'_>, tokens: usize) -> NamedBlocks {
+        let prompt = name_hash(&command.get::<String>("prompt").unwrap_or_default()) as TokenId;
+        let tokens: Vec<TokenId> = (0..tokens).map(|at| prompt.wrapping_add(at as TokenId)).collect();
+        let chain = self.pools.chains("m").first().cloned();
+        NamedBlocks::of(chain.unwrap_or_else(|| HashChain::new(Digest::default(), 16)), &tokens)
+    }
+
+    fn report(&mut self, name: &str, command: &Command<'_>) {
+        let load = WorkerLoad {
+            waiting: command.get("waiting").unwrap_or(0),
+            running: command.get("running").unwrap_or(0),
+            waiting_tokens: command.get("waiting_tokens").unwrap_or(0),
+            running_tokens: command.get("running_tokens").unwrap_or(0),
+            blocks_free: command.get("free").unwrap_or(100),
+            blocks_total: 100,
+            draining: false,
+        };
+        self.pools.reported(name, WorkerEpoch(command.get("epoch").unwrap_or(1)), load);
+    }
+
     fn place(&mut self, command: &Command<'_>) -> String {
-        let mode: PlacementMode = command.get("mode").unwrap_or_default();
+        let mode = command.get("mode").unwrap_or_default();
         let model = command.get("model").unwrap_or_else(|| "m".to_owned());
         let failed = command.list("failed").unwrap_or_default();
         let beside = command.get::<String>("beside").map(|place| script::placed(&place));
-        match self.pools.place(&model, mode, &failed, beside.as_ref()) {
+        let session = command.get::<String>("session");
+        let tokens = command.get("tokens").unwrap_or(3);
+        let named = [self.named(command, tokens)];
+        let wish = Wish {
+            model: &model,
+            mode,
+            failed: &failed,
+            beside: beside.as_ref(),
+            tokens,
+            blocks: &named,
+            session: session.as_deref(),
+            now: self.now,
+        };
+        match self.pools.place(&wish) {
             Ok(placement) => {
-                let prefill = placement.prefill.as_ref().map(|worker| format!("{} → ", worker.address));
-                let line = format!("{}{}", prefill.unwrap_or_default(), placement.decode.address);
+                let at = |worker: &PlacedWorker| match worker.cached_tokens {
+                    0 => worker.address.clone(),
+                    cached => format!("{} ({cached} cached)", worker.address),
+                };
+                let prefill = placement.prefill.as_ref().map(|worker| format!("{} → ", at(worker)));
+                let line = format!("{}{}", prefill.unwrap_or_default(), at(&placement.decode));
                 self.held.push(placement);
                 line
             }
@@ -102,6 +201,20 @@ impl Scene {
             }
         }
     }
+}
+
+fn viewed(view: &WorkerView) -> String {
+    let WorkerLoad { waiting, running, waiting_tokens, running_tokens, blocks_free, blocks_total, .. } =
+        view.load;
+    let reported = if view.is_reported { "" } else { ", by what was placed" };
+    format!(
+        "{} {} {} {}: {waiting} wait ({waiting_tokens} tokens), {running} run ({running_tokens} tokens), \
+         {blocks_free} of {blocks_total} blocks free{reported}",
+        view.role.name(),
+        view.address,
+        view.model.as_deref().unwrap_or("?"),
+        view.state.name(),
+    )
 }
 
 fn shown(change: &Change) -> String {

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use proto::{
-    Attempt, Digest, Error, FinishReason, Generation, Handoff, HandoffId, KvDtype, KvLayout, Reason,
-    SamplingParams, StopConditions, Token, TokenId, WorkerDescription, WorkerEpoch,
+    Attempt, Digest, Error, FinishReason, Generation, Handoff, HandoffId, KvDtype, KvLayout, Priority,
+    Reason, SamplingParams, StopConditions, Token, TokenId, WorkerDescription, WorkerEpoch,
 };
 use router::dispatch::{Action, Dispatch, DispatchConfig, Emission, Event};
 use router::pools::{PlacementMode, Pools};
@@ -470,6 +470,8 @@ fn run(seed: u64) -> Seen {
         time_left: Duration::from_millis(200 + chance.below(20_000) as u64),
         probe: false,
         beside: None,
+        session: None,
+        priority: Priority::default(),
     };
     let seen = Seen {
         prompt,

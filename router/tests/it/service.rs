@@ -4,11 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use node::{Context, Listener, Member};
+use proto::watch::News;
 use proto::{
-    Attempt, Digest, Error, FinishReason, Generation, Placed, Reason, Role, SamplingParams, StopConditions,
-    Token, TokenId, wire,
+    Attempt, BlockHash, Digest, Error, FinishReason, Generation, HashChain, Placed, Priority, Reason, Role,
+    SamplingParams, StopConditions, Token, TokenId, WorkerLoad, wire,
 };
-use router::{Config, PlacementMode};
+use router::{Config, PlacementMode, Policy};
 use tokio::sync::watch;
 use tonic::Streaming;
 use wire::router_client::RouterClient;
@@ -132,6 +133,8 @@ fn generation(max_tokens: usize) -> Generation {
         time_left: Duration::from_secs(20),
         probe: false,
         beside: None,
+        session: None,
+        priority: Priority::default(),
     }
 }
 
@@ -306,7 +309,7 @@ async fn the_deadline_ends_both_calls() {
 async fn one_request_too_many_is_refused() {
     let decode = Fake::new("d");
     decode.will([Behaviour::HangAfter(1)]);
-    let one = Config { placement: PlacementMode::Fused, requests_max: 1, ..config() };
+    let one = Config { placement: PlacementMode::Fused, requests_max: 1, queue_max: Some(0), ..config() };
     let mut cluster = start(one, &[&decode]).await;
     let first = cluster.route(generation(4)).await.unwrap();
     decode.wait_for(Came::Call { attempt: 0, generated: 0, handoff: false }).await;
@@ -321,6 +324,43 @@ async fn one_request_too_many_is_refused() {
         }
     }
     panic!("the place was never given back");
+}
+
+#[tokio::test]
+async fn requests_wait_by_priority_and_deadline_and_what_goes_on_comes_first() {
+    let decode = Fake::new("d");
+    decode.will([Behaviour::HangAfter(1)]);
+    let one = Config { placement: PlacementMode::Fused, requests_max: 1, queue_max: Some(5), ..config() };
+    let mut cluster = start(one, &[&decode]).await;
+    let first = cluster.route(generation(4)).await.unwrap();
+    decode.wait_for(Came::Call { attempt: 0, generated: 0, handoff: false }).await;
+    // They are told apart by their attempts.
+    let waiting = |attempt, priority, seconds, generated| Generation {
+        attempt: Attempt(attempt),
+        priority: Priority(priority),
+        time_left: Duration::from_secs(seconds),
+        generated,
+        ..generation(4)
+    };
+    let asked = [waiting(1, 5, 10, 0), waiting(2, 2, 30, 0), waiting(3, 2, 20, 0), waiting(4, 5, 30, 1)];
+    let mut streams = Vec::new();
+    for asked in asked {
+        let request = format!("waits-{}", asked.attempt.0).as_str().into();
+        streams.push(cluster.route(Generation { request, ..asked }).await.unwrap());
+    }
+    let hurried = Generation { time_left: Duration::from_millis(50), ..waiting(5, 1, 0, 0) };
+    let answer = cluster.answer(hurried).await;
+    assert_eq!((answer.reason(), answer.placed.len()), (Reason::Deadline, 0), "{answer:?}");
+    drop(first);
+    for mut stream in streams {
+        while stream.message().await.unwrap().is_some() {}
+    }
+    let called = |came: Came| match came {
+        Came::Call { attempt, .. } if attempt > 0 => Some(attempt),
+        _ => None,
+    };
+    let order: Vec<_> = decode.came().into_iter().filter_map(called).collect();
+    assert_eq!(order, [4, 3, 2, 1]);
 }
 
 #[tokio::test]
@@ -383,4 +423,96 @@ async fn metrics_move() {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     panic!("the cancelled probe was not counted");
+}
+
+/// The prefill worker that requests with that prompt go to, once it is that one.
+async fn until_placed_on(cluster: &mut Cluster, tokens: &[TokenId], worker: &str) {
+    let mut last = None;
+    for _ in 0..200 {
+        let answer = cluster.answer(Generation { tokens: tokens.to_vec(), ..generation(2) }).await;
+        assert_eq!(answer.end, Ok(()));
+        last = answer.placed[0].prefill.clone();
+        if last.as_deref() == Some(worker) {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    panic!("placed on {last:?}, not on {worker}");
+}
+
+#[tokio::test]
+async fn requests_go_where_their_beginning_is_and_the_load_allows() {
+    node::metrics::install().unwrap();
+    let fakes = [Fake::new("p1"), Fake::new("p2"), Fake::new("d")];
+    let tokens: Vec<TokenId> = (0..40).collect();
+    let blocks = HashChain::new(Digest([0xaa; 32]), 16).of(&tokens);
+    let known = |blocks: &[BlockHash]| News::Known { chunk: 0, last: true, blocks: blocks.to_vec() };
+    let load = |waiting_tokens| {
+        News::Load(WorkerLoad { waiting_tokens, blocks_free: 8, blocks_total: 8, ..WorkerLoad::default() })
+    };
+    for fake in &fakes {
+        fake.tell(1, load(0));
+        fake.tell(1, known(&[]));
+    }
+    // What is asked rarely will not be what tells.
+    let config = Config { policy: Policy::Prefix, describe_every: Duration::from_mins(1), ..config() };
+    let mut cluster = start(config, &[&fakes[0], &fakes[1], &fakes[2]]).await;
+    fakes[1].tell(1, News::Stored(blocks.clone()));
+    until_placed_on(&mut cluster, &tokens, "local:worker-1").await;
+    for number in 2..5 {
+        // What was placed since counts as waiting until the worker says what it really has.
+        fakes[1].tell(number, load(0));
+        until_placed_on(&mut cluster, &tokens, "local:worker-1").await;
+    }
+    fakes[1].tell(9, load(2000));
+    until_placed_on(&mut cluster, &tokens, "local:worker-0").await;
+    fakes[1].tell(10, load(0));
+    until_placed_on(&mut cluster, &tokens, "local:worker-1").await;
+    fakes[1].tell(3, News::Removed(blocks.clone()));
+    fakes[0].tell(1, News::Stored(blocks.clone()));
+    until_placed_on(&mut cluster, &tokens, "local:worker-0").await;
+
+    // Something is missing, so it is asked for all that there is, and says the same again and the rest.
+    fakes[1].tell(99, News::Stored(blocks.clone()));
+    let resyncs = |text: &str| {
+        let line =
+            text.lines().find_map(|line| line.strip_prefix("baton_router_resyncs_total{cause=\"gap\"} "));
+        line.and_then(|number| number.parse::<u64>().ok()).unwrap_or(0)
+    };
+    let mut text = String::new();
+    for _ in 0..200 {
+        text = node::metrics::render().unwrap();
+        if resyncs(&text) > 0 {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert!(resyncs(&text) > 0, "{text}");
+    assert!(text.contains("baton_router_prefix_index_blocks"), "{text}");
+}
+
+#[tokio::test]
+async fn a_drain_that_a_watch_tells_is_known_at_once() {
+    let (first, second, decode) = (Fake::new("p1"), Fake::new("p2"), Fake::new("d"));
+    for fake in [&first, &second, &decode] {
+        fake.tell(1, News::Load(WorkerLoad::default()));
+    }
+    let config = Config { describe_every: Duration::from_mins(1), ..config() };
+    let mut cluster = start(config, &[&first, &second, &decode]).await;
+    until_placed_on(&mut cluster, &PROMPT, "local:worker-0").await;
+    until_placed_on(&mut cluster, &PROMPT, "local:worker-1").await;
+    first.describe(|description| description.draining = true);
+    first.tell(2, News::Load(WorkerLoad { draining: true, ..WorkerLoad::default() }));
+    let mut calls = first.came().len();
+    let mut quiet = 0;
+    for _ in 0..400 {
+        if quiet == 6 {
+            return;
+        }
+        until_placed_on(&mut cluster, &PROMPT, "local:worker-1").await;
+        let now = first.came().len();
+        quiet = if now == calls { quiet + 1 } else { 0 };
+        calls = now;
+    }
+    panic!("a worker that drains gets requests");
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use gateway::resume::{Action, Event, Resume};
-use proto::{Attempt, Error, Generation, Placed, Reason, RequestId};
+use proto::{Attempt, Error, Generation, Placed, Priority, Reason, RequestId};
 use router::dispatch::Emission;
 
 use crate::checks::{Check, Violation, ensure};
@@ -65,6 +65,8 @@ impl World {
             time_left: planned.time_left,
             probe: false,
             beside: planned.sibling.and_then(|other| self.clients[other].placed.clone()),
+            session: None,
+            priority: Priority::default(),
         };
         let mut resume = Resume::new(generation, self.now, RESUME_WINDOW);
         self.push_at(resume.deadline(), What::ClientDeadline(request));

@@ -14,7 +14,7 @@ use std::time::Duration;
 use engine::sim::{SimConfig, SimModel};
 use engine::{Engine, EngineConfig};
 use proto::{
-    Attempt, Digest, FinishReason, Generation, Handoff, HandoffId, ModelDescription, RequestId,
+    Attempt, Digest, FinishReason, Generation, Handoff, HandoffId, ModelDescription, Priority, RequestId,
     SamplingParams, StopConditions, Token, TokenId, WorkerEpoch,
 };
 use worker::core::{Action, CallId, Core, DecodeItem, Event, FetchItem, Now, PrefillItem};
@@ -76,6 +76,8 @@ impl<'a> Command<'a> {
             time_left: self.get("time").map_or(Duration::from_mins(1), duration),
             probe: false,
             beside: None,
+            session: None,
+            priority: Priority::default(),
         }
     }
 

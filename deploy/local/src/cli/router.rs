@@ -13,21 +13,29 @@ pub(crate) struct RouterListenOptions {
     /// Address under which gateways reach this router, where it registers itself [default: that of --listen]
     #[arg(long, value_name = "HOST:PORT")]
     advertise: Option<String>,
-    /// Most requests that run at once; the next is refused
+    /// Most requests that run at once
     #[arg(long, value_name = "N")]
     requests_max: Option<usize>,
+    /// Most requests that wait for their turn, by priority and then by deadline; the next is refused [default: twice
+    /// --requests-max]
+    #[arg(long, value_name = "N")]
+    queue_max: Option<usize>,
 }
 
 /// See [`router::Config`].
 #[derive(Args, Serialize)]
 #[command(next_help_heading = "Routing")]
 pub(crate) struct RoutingOptions {
-    /// How to place requests: auto (split where a prefill worker lives), split or fused
+    /// How to place requests: auto (split where a prefill worker lives and the hop pays), split or fused
     #[arg(long, value_name = "MODE")]
     placement: Option<String>,
-    /// Which worker takes a request: round-robin, least-loaded, or power-of-two (the less loaded of two drawn by chance)
+    /// Which worker takes a request: round-robin, least-loaded, power-of-two, prefix (where most of it is cached and
+    /// least waits) or session (one worker for a session)
     #[arg(long, value_name = "NAME")]
     policy: Option<String>,
+    /// Most memory for knowing which worker has which KV blocks
+    #[arg(long, value_name = "SIZE")]
+    prefix_index_memory: Option<String>,
     /// Failed attempts after which a request fails
     #[arg(long, value_name = "N")]
     attempts_max: Option<u32>,

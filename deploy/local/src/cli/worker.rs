@@ -111,6 +111,9 @@ struct HandOffOptions {
     /// Most events that wait for the engine besides one for each open call
     #[arg(long, value_name = "N")]
     events_max: Option<usize>,
+    /// Changes of the prefix cache that are kept for routers that watch
+    #[arg(long, value_name = "N")]
+    changes_max: Option<usize>,
     /// Items of one fetch that may wait on either side
     #[arg(long, value_name = "N")]
     fetch_window: Option<usize>,

@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 
 use proto::Error;
 use router::PlacementMode;
+use router::policy::Policy;
 
 use super::{pace, pools, with_load};
 use crate::grid::{self, Trial};
@@ -18,9 +19,13 @@ use crate::workload::{NAMES, Workload, preset};
 pub(super) fn table(name: &str, machine: Machine, seed: u64) -> Result<String, Error> {
     match name {
         "placement" => placement(machine, seed),
+        "policies" => policies(machine, seed),
         "plan" => plan_against_sweep(machine, seed),
         "scale" => scale(machine, seed),
-        _ => Err(Error::invalid("table", format_args!("placement, plan or scale expected, {name} came"))),
+        _ => Err(Error::invalid(
+            "table",
+            format_args!("placement, plan, policies or scale expected, {name} came"),
+        )),
     }
 }
 
@@ -39,7 +44,12 @@ fn placement(machine: Machine, seed: u64) -> Result<String, Error> {
         let slo = Slo::of(&machine, &requests);
         let (prefill, decode) = pools(WORKERS, (1, 1));
         let trials = placements.map(|placement| Trial {
-            cluster: Cluster::new(machine, prefill, decode, Routing { placement }),
+            cluster: Cluster::new(
+                machine,
+                prefill,
+                decode,
+                Routing { placement, policy: Policy::LeastLoaded },
+            ),
             requests: &requests,
             slo,
             seed,
@@ -66,6 +76,7 @@ fn plan_against_sweep(machine: Machine, seed: u64) -> Result<String, Error> {
         "who",
         "prefill + decode",
         "placement",
+        "policy",
         "goodput/s",
         "in limits",
         "simulations",
@@ -85,6 +96,7 @@ fn plan_against_sweep(machine: Machine, seed: u64) -> Result<String, Error> {
                 who.to_owned(),
                 format!("{} + {}", choice.prefill, choice.decode),
                 choice.routing.placement.to_string(),
+                choice.routing.policy.to_string(),
                 format!("{goodput:.2}"),
                 percent(attainment),
                 simulations.to_string(),
@@ -108,6 +120,29 @@ pub(super) fn plan_task(
     Ok(Task { workload, machine, slo, attainment: 0.95, workers_max: workers, goal: Goal::Goodput, seed })
 }
 
+/// Every policy on 256 workers, for sessions that share system prompts.
+fn policies(machine: Machine, seed: u64) -> Result<String, Error> {
+    const WORKERS: usize = 256;
+    let workload = Workload { seconds: 60.0, ..preset("sessions")? };
+    let workload = with_load(workload, &machine, WORKERS, 0.5, seed);
+    let requests = workload.requests(seed, machine.sizes.context_len);
+    let slo = Slo::of(&machine, &requests);
+    let (prefill, decode) = pools(WORKERS, (1, 1));
+    let trials = Policy::ALL.map(|policy| {
+        let routing = Routing { placement: PlacementMode::Split, policy };
+        Trial { cluster: Cluster::new(machine, prefill, decode, routing), requests: &requests, slo, seed }
+    });
+    let (reports, took) = grid::run(&trials)?;
+    let mut heads = vec!["policy", "TTFT mean"];
+    heads.extend(FIGURES);
+    let mut table = Table::new(&heads);
+    for (policy, report) in Policy::ALL.iter().zip(&reports) {
+        let cells = [policy.to_string(), format!("{:.0}", report.ttft.mean * 1e3)];
+        table.row(cells.into_iter().chain(figures(report)));
+    }
+    Ok(format!("{}{}", table.text(), pace(&reports, took)))
+}
+
 /// How fast the simulator is, by the size of the cluster.
 fn scale(machine: Machine, seed: u64) -> Result<String, Error> {
     let mut text = String::new();
@@ -117,7 +152,7 @@ fn scale(machine: Machine, seed: u64) -> Result<String, Error> {
         let requests = workload.requests(seed, machine.sizes.context_len);
         let slo = Slo::of(&machine, &requests);
         let (prefill, decode) = pools(workers, (1, 1));
-        let routing = Routing { placement: PlacementMode::Auto };
+        let routing = Routing { placement: PlacementMode::Auto, policy: Policy::PowerOfTwo };
         let cluster = Cluster { routers: 4, ..Cluster::new(machine, prefill, decode, routing) };
         let (reports, took) = grid::run(&[Trial { cluster, requests: &requests, slo, seed }])?;
         let _ = write!(

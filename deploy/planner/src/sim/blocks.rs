@@ -6,29 +6,11 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
-use std::sync::Arc;
 
-use proto::TokenId;
-
-use crate::random::mix;
+use proto::BlockHash;
 
 /// A block's content, with all before it.
-pub(crate) type BlockName = u64;
-
-/// The names of the full blocks of `tokens`: each covers its own tokens and the name before it.
-pub(crate) fn names(tokens: &[TokenId], block_tokens: usize) -> Arc<[BlockName]> {
-    let mut before = 0x0b10_c000;
-    let blocks = tokens.chunks_exact(block_tokens);
-    blocks
-        .map(|block| {
-            let fold = |sum: u64, token: &TokenId| {
-                (sum.rotate_left(23) ^ u64::from(*token)).wrapping_mul(0x2545_f491_4f6c_dd1d)
-            };
-            before = mix(before, block.iter().fold(0, fold));
-            before
-        })
-        .collect()
-}
+pub(crate) type BlockName = BlockHash;
 
 /// Names are random bits already.
 #[derive(Default)]
@@ -41,10 +23,6 @@ impl Hasher for AsItIs {
 
     fn write(&mut self, bytes: &[u8]) {
         bytes.iter().for_each(|&byte| self.0 = (self.0 << 8) | u64::from(byte));
-    }
-
-    fn write_u64(&mut self, value: u64) {
-        self.0 = value;
     }
 }
 
@@ -65,11 +43,44 @@ pub(crate) struct Blocks {
     /// Blocks as they lost their last owner; an entry whose tick is not the block's is old.
     unowned: VecDeque<(u64, BlockName)>,
     tick: u64,
+    /// What has got a name and what has lost it since it was asked last; kept only when somebody asks.
+    changes: Option<Vec<Change>>,
+}
+
+/// A block is known by name now, or no more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Change {
+    Stored(BlockName),
+    Removed(BlockName),
 }
 
 impl Blocks {
     pub(crate) fn new(total: usize) -> Self {
-        Self { total, free: total, cached: 0, named: HashMap::default(), unowned: VecDeque::new(), tick: 0 }
+        Self {
+            total,
+            free: total,
+            cached: 0,
+            named: HashMap::default(),
+            unowned: VecDeque::new(),
+            tick: 0,
+            changes: None,
+        }
+    }
+
+    /// Changes are noted from now on.
+    pub(crate) fn note_changes(&mut self) {
+        self.changes.get_or_insert_default();
+    }
+
+    /// The changes since it was asked last.
+    pub(crate) fn take_changes(&mut self) -> Vec<Change> {
+        self.changes.as_mut().map(std::mem::take).unwrap_or_default()
+    }
+
+    fn note(&mut self, change: Change) {
+        if let Some(changes) = &mut self.changes {
+            changes.push(change);
+        }
     }
 
     pub(crate) fn total(&self) -> usize {
@@ -117,6 +128,7 @@ impl Blocks {
             if self.named.get(&name).is_some_and(|block| block.owners == 0 && block.tick == tick) {
                 self.named.remove(&name);
                 self.cached -= 1;
+                self.note(Change::Removed(name));
                 return true;
             }
         }
@@ -129,6 +141,7 @@ impl Blocks {
             self.free += 1;
         } else {
             self.named.insert(name, Named { owners: 1, tick: 0 });
+            self.note(Change::Stored(name));
         }
     }
 
@@ -169,50 +182,53 @@ impl Blocks {
 mod tests {
     use super::*;
 
-    #[test]
-    fn what_was_used_least_recently_goes_first_and_ends_before_starts() {
-        let mut blocks = Blocks::new(4);
-        for name in [1, 2, 3] {
-            assert!(blocks.allocate());
-            blocks.name(name);
-        }
-        blocks.release(&[1, 2], 0);
-        blocks.release(&[3], 0);
-        blocks.check(0);
-        assert_eq!((blocks.available(), blocks.find(&[1, 2, 9])), (4, 2));
-        // The free one, then 2, the end of what was released first.
-        assert!(blocks.allocate() && blocks.allocate());
-        assert_eq!((blocks.find(&[1, 2]), blocks.find(&[3])), (1, 1));
-        blocks.check(2);
-        blocks.share(&[1]);
-        assert_eq!(blocks.unowned(&[1, 3]), 1);
-        assert!(blocks.allocate());
-        assert!(!blocks.allocate(), "1 is owned");
-        blocks.check(3);
-        blocks.release(&[1], 3);
-        blocks.check(0);
-        assert_eq!(blocks.find(&[1]), 1);
+    fn name(number: u8) -> BlockName {
+        BlockHash([number; 16])
+    }
+
+    fn list<const N: usize>(numbers: [u8; N]) -> [BlockName; N] {
+        numbers.map(name)
     }
 
     #[test]
-    fn a_name_covers_all_tokens_before_it() {
-        let a = names(&[1, 2, 3, 4, 5, 6, 7, 8, 9], 4);
-        let b = names(&[1, 2, 3, 4, 5, 6, 7, 9], 4);
-        let c = names(&[2, 1, 3, 4, 5, 6, 7, 8], 4);
-        assert_eq!((a.len(), a[0] == b[0], a[1] == b[1]), (2, true, false));
-        assert!(a[0] != c[0] && a[1] != c[1]);
+    fn what_was_used_least_recently_goes_first_and_ends_before_starts() {
+        let mut blocks = Blocks::new(4);
+        blocks.note_changes();
+        for number in [1, 2, 3] {
+            assert!(blocks.allocate());
+            blocks.name(name(number));
+        }
+        blocks.release(&list([1, 2]), 0);
+        blocks.release(&list([3]), 0);
+        blocks.check(0);
+        assert_eq!((blocks.available(), blocks.find(&list([1, 2, 9]))), (4, 2));
+        // The free one, then 2, the end of what was released first.
+        assert!(blocks.allocate() && blocks.allocate());
+        let stored = list([1, 2, 3]).map(Change::Stored);
+        let changes = blocks.take_changes();
+        assert_eq!((&changes[..3], &changes[3..]), (&stored[..], &[Change::Removed(name(2))][..]));
+        assert_eq!((blocks.find(&list([1, 2])), blocks.find(&list([3]))), (1, 1));
+        blocks.check(2);
+        blocks.share(&list([1]));
+        assert_eq!(blocks.unowned(&list([1, 3])), 1);
+        assert!(blocks.allocate());
+        assert!(!blocks.allocate(), "1 is owned");
+        blocks.check(3);
+        blocks.release(&list([1]), 3);
+        blocks.check(0);
+        assert_eq!(blocks.find(&list([1])), 1);
     }
 
     #[test]
     fn a_name_that_is_there_already_frees_the_other_block() {
         let mut blocks = Blocks::new(2);
         assert!(blocks.allocate() && blocks.allocate());
-        blocks.name(1);
-        blocks.name(1);
+        blocks.name(name(1));
+        blocks.name(name(1));
         blocks.check(0);
         assert_eq!(blocks.available(), 1);
-        blocks.release(&[1], 0);
-        blocks.release(&[1], 0);
+        blocks.release(&list([1]), 0);
+        blocks.release(&list([1]), 0);
         blocks.check(0);
         assert_eq!(blocks.available(), 2);
     }

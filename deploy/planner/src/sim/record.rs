@@ -23,8 +23,8 @@ pub(super) struct Record {
     busy: [f64; 2],
     split: usize,
     placed: usize,
-    /// The last kind of placement, by router, decode worker and size of the prompt as a power of two.
-    kinds: HashMap<(usize, u32, u32), PlacementKind>,
+    /// The last kind of placement, by router and size of the prompt as a power of two.
+    kinds: HashMap<(usize, u32), PlacementKind>,
     switches: usize,
     pub(super) events: u64,
     pub(super) retries: u64,
@@ -75,7 +75,7 @@ impl Record {
         self.outcomes[request as usize].cached.get_or_insert(cached);
     }
 
-    pub(super) fn placed(&mut self, request: u32, router: usize, decode: u32, kind: PlacementKind) {
+    pub(super) fn placed(&mut self, request: u32, router: usize, kind: PlacementKind) {
         let outcome = &self.outcomes[request as usize];
         if outcome.at < self.from {
             return;
@@ -83,7 +83,7 @@ impl Record {
         self.placed += 1;
         self.split += usize::from(kind == PlacementKind::Split);
         let size = outcome.prompt.ilog2();
-        let before = self.kinds.insert((router, decode, size), kind);
+        let before = self.kinds.insert((router, size), kind);
         self.switches += usize::from(before.is_some_and(|before| before != kind));
     }
 

@@ -13,7 +13,7 @@ fn machine() -> Machine {
 }
 
 fn routing(placement: PlacementMode) -> Routing {
-    Routing { placement }
+    Routing { placement, policy: Policy::RoundRobin }
 }
 
 fn request(at: f64, stream: u64, prompt: usize, output: usize) -> Arrival {

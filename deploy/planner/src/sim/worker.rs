@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use proto::{Reason, Role, WorkerEpoch};
 
-use super::blocks::{BlockName, Blocks};
+use super::blocks::{BlockName, Blocks, Change};
 use crate::machine::{Machine, StepWork};
 
 /// An attempt of a request.
@@ -45,7 +45,7 @@ pub(crate) struct Spec {
 }
 
 /// What a step has brought.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum News {
     /// The first chunk of a sequence to be held was computed; so many tokens were cached.
     Issued { job: Job, cached: usize },
@@ -53,8 +53,10 @@ pub(crate) enum News {
     Started { job: Job, cached: usize },
     /// A sequence to be held has KV of so many tokens.
     Computed { job: Job, tokens: usize },
-    /// The first token that this worker makes of a sequence.
-    First { job: Job, is_last: bool },
+    /// The first token that this worker makes of a sequence: how long it waited to be computed, and was computed.
+    First { job: Job, is_last: bool, cached: usize, waited: f64, took: f64 },
+    /// One of the first tokens after a hand-off.
+    Next { job: Job },
     /// The last token.
     Last { job: Job },
     /// A sequence needs more blocks than there are.
@@ -79,6 +81,11 @@ struct Sequence {
     /// It has made a token here.
     is_decoding: bool,
     cached: usize,
+    /// When it came, and when its first chunk began, seconds.
+    came: f64,
+    began: f64,
+    /// Tokens made after a hand-off.
+    made: usize,
 }
 
 /// See the module.
@@ -105,6 +112,8 @@ pub(crate) struct Worker {
     /// When what it sends and receives has gone, seconds.
     pub(crate) sends_until: f64,
     pub(crate) receives_until: f64,
+    /// The present, seconds.
+    pub(crate) now: f64,
 }
 
 /// What a worker has to do now.
@@ -138,6 +147,7 @@ impl Worker {
             preemptions: 0,
             sends_until: 0.0,
             receives_until: 0.0,
+            now: 0.0,
         }
     }
 
@@ -152,6 +162,16 @@ impl Worker {
             waiting_tokens: queued.chain(prefills).map(remaining).sum(),
             running_tokens: self.running.iter().chain(&self.reserved).map(|sequence| sequence.len).sum(),
         }
+    }
+
+    /// Changes of the prefix cache are noted from now on.
+    pub(crate) fn note_changes(&mut self) {
+        self.blocks.note_changes();
+    }
+
+    /// Changes of the prefix cache since it was asked last.
+    pub(crate) fn take_changes(&mut self) -> Vec<Change> {
+        self.blocks.take_changes()
     }
 
     fn blocks_for(&self, tokens: usize) -> usize {
@@ -172,6 +192,9 @@ impl Worker {
             is_started: false,
             is_decoding: false,
             cached: 0,
+            came: self.now,
+            began: self.now,
+            made: 0,
         }
     }
 
@@ -307,12 +330,12 @@ impl Worker {
         }
         for sequence in &mut self.running {
             if sequence.chunk == 0 {
-                plan_chunk(sequence, &mut budget, &mut work);
+                plan_chunk(sequence, &mut budget, &mut work, self.now);
             }
         }
         while budget > 0 {
             let Some(mut sequence) = self.admit() else { break };
-            plan_chunk(&mut sequence, &mut budget, &mut work);
+            plan_chunk(&mut sequence, &mut budget, &mut work, self.now);
             self.run(sequence);
         }
         if work == StepWork::default() && self.failed.is_empty() {
@@ -415,9 +438,13 @@ impl Worker {
         let is_last = sequence.len >= sequence.spec.end;
         if !sequence.is_decoding {
             sequence.is_decoding = true;
-            news.push(News::First { job, is_last });
+            let (waited, took) = (sequence.began - sequence.came, self.now - sequence.began);
+            news.push(News::First { job, is_last, cached: sequence.cached, waited, took });
         } else if is_last {
             news.push(News::Last { job });
+        } else if sequence.spec.until == Until::TakenOver && sequence.made < 2 {
+            sequence.made += 1;
+            news.push(News::Next { job });
         }
         if is_last && sequence.spec.until != Until::Held {
             give_back(&mut self.blocks, sequence);
@@ -434,10 +461,14 @@ impl Worker {
     }
 }
 
-fn plan_chunk(sequence: &mut Sequence, budget: &mut usize, work: &mut StepWork) {
+fn plan_chunk(sequence: &mut Sequence, budget: &mut usize, work: &mut StepWork, now: f64) {
+    let is_new = sequence.computed == sequence.cached && !sequence.is_started;
     sequence.chunk = (sequence.len - sequence.computed).min(*budget);
     *budget -= sequence.chunk;
     if sequence.chunk > 0 {
+        if is_new {
+            sequence.began = now;
+        }
         work.add_chunk(sequence.computed, sequence.chunk);
     }
 }
@@ -449,6 +480,8 @@ fn give_back(blocks: &mut Blocks, sequence: &mut Sequence) {
 
 #[cfg(test)]
 mod tests {
+    use proto::BlockHash;
+
     use super::*;
 
     fn worker(role: Role, kv_blocks: usize) -> Worker {
@@ -462,7 +495,10 @@ mod tests {
     }
 
     fn spec(request: u32, until: Until, len: usize, output: usize) -> Spec {
-        let names = (0..(len + output) as u64 / 4).map(|block| u64::from(request) * 100 + block).collect();
+        let name = |block| {
+            BlockHash([request as u8, block, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, request as u8, block])
+        };
+        let names = (0..((len + output) / 4) as u8).map(name).collect();
         Spec { job: Job { request, attempt: 0 }, until, len, end: len + output, names }
     }
 
@@ -490,7 +526,10 @@ mod tests {
         let computed = |tokens| News::Computed { job: job(1), tokens };
         assert_eq!(steps[0], [News::Issued { job: job(1), cached: 0 }, computed(8)]);
         assert_eq!(steps[1], [computed(16)]);
-        assert_eq!(steps[2], [computed(18), News::First { job: job(1), is_last: false }]);
+        assert_eq!(
+            steps[2],
+            [computed(18), News::First { job: job(1), is_last: false, cached: 0, waited: 0.0, took: 0.0 }]
+        );
         assert_eq!((steps.len(), worker.blocks.available()), (3, 95));
         worker.cancel(job(1));
         worker.check();
@@ -509,8 +548,14 @@ mod tests {
         worker.submit(spec(2, Until::Finished, 14, 2)).unwrap();
         let steps = run(&mut worker);
         // One token of eight is the decode's, so the prompt takes two steps.
-        assert_eq!(steps[0], [News::Started { job: job(2), cached: 0 }]);
-        assert_eq!(steps[1], [News::First { job: job(2), is_last: false }]);
+        assert_eq!(steps[0], [News::Next { job: job(1) }, News::Started { job: job(2), cached: 0 }]);
+        assert_eq!(
+            steps[1],
+            [
+                News::Next { job: job(1) },
+                News::First { job: job(2), is_last: false, cached: 0, waited: 0.0, took: 0.0 }
+            ]
+        );
         assert_eq!(steps[2], [News::Last { job: job(1) }, News::Last { job: job(2) }]);
         assert_eq!((steps.len(), worker.blocks.available()), (3, 100));
     }

@@ -23,8 +23,7 @@ const PRIORITY: RangeInclusive<u64> = 1..=5;
 
 /// Fields that are understood, and have no effect on an answer in text: what is kept or billed elsewhere, and how
 /// other servers compute.
-pub(crate) const WITHOUT_EFFECT: [&str; 25] = [
-    "user",
+pub(crate) const WITHOUT_EFFECT: [&str; 24] = [
     "metadata",
     "store",
     "service_tier",
@@ -62,6 +61,8 @@ pub(super) fn read(fields: &mut Fields, request: &mut Request) -> Result<(), Fau
     request.priority =
         fields.integer("priority", PRIORITY)?.map_or_else(Priority::default, |p| Priority(p as u8));
     request.truncate = truncate(fields)?;
+    // Of another type it names nobody, and is no fault: it changes no answer.
+    request.session = fields.take("user").and_then(|user| user.as_str().map(ToOwned::to_owned));
     if fields.flag("use_beam_search")?.unwrap_or(false) {
         return Err(fields.fault("use_beam_search", "true is not supported"));
     }

@@ -12,6 +12,7 @@ use proto::wire::router_server::RouterServer;
 use proto::wire::worker_server::{Worker, WorkerServer};
 use proto::wire::{
     DescribeRequest, DescribeResponse, FenceRequest, FenceResponse, GetTokenizerRequest, TokenizerChunk,
+    WatchEvent, WatchRequest,
 };
 use proto::worker::PROTOCOL_VERSION;
 use proto::{
@@ -149,6 +150,11 @@ struct TokenizerWorker {
 #[tonic::async_trait]
 impl Worker for TokenizerWorker {
     type GetTokenizerStream = Pin<Box<dyn Stream<Item = Result<TokenizerChunk, Status>> + Send>>;
+    type WatchStream = Pin<Box<dyn Stream<Item = Result<WatchEvent, Status>> + Send>>;
+
+    async fn watch(&self, _: Request<WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
+        Err(Status::unimplemented("a gateway does not ask this"))
+    }
 
     async fn describe(&self, _: Request<DescribeRequest>) -> Result<Response<DescribeResponse>, Status> {
         let description = WorkerDescription {

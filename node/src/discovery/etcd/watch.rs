@@ -16,10 +16,15 @@ const PAUSE_MAX: Duration = Duration::from_secs(1);
 /// Time beyond a lease's that members have to register anew after an outage.
 const MARGIN: Duration = Duration::from_secs(2);
 
-/// Follows the members until dropped.
-pub(super) async fn follow(registry: Registry, sender: watch::Sender<Arc<[Member]>>) {
+/// Follows the members until dropped; `answers` tells whether etcd has answered yet.
+pub(super) async fn follow(
+    registry: Registry,
+    sender: watch::Sender<Arc<[Member]>>,
+    answers: watch::Sender<bool>,
+) {
     let known = Known::new(registry.lease() + MARGIN);
-    let mut follower = Follower { registry, known, sender, clock: Clock::new(), heard: Heard::Never };
+    let mut follower =
+        Follower { registry, known, sender, answers, clock: Clock::new(), heard: Heard::Never };
     let mut pause = Pause::new(PAUSE_MAX);
     loop {
         let fault = follower.follow(&mut pause).await;
@@ -54,6 +59,7 @@ struct Follower {
     registry: Registry,
     known: Known,
     sender: watch::Sender<Arc<[Member]>>,
+    answers: watch::Sender<bool>,
     clock: Clock,
     heard: Heard,
 }
@@ -85,6 +91,7 @@ impl Follower {
         let reading = self.registry.read().await?;
         let members = reading.members.into_iter().map(Into::into).collect();
         self.apply(Event::Read { revision: reading.revision, members });
+        self.answers.send_replace(true);
         Ok(())
     }
 

@@ -56,6 +56,8 @@ fn fields_are_read() {
     assert_eq!(request.stop, stop);
     assert_eq!((request.n, request.best_of, request.priority), (3, 3, Priority(2)));
     assert_eq!(request.truncate, Some(Truncate::Last(9)));
+    assert_eq!(request.session.as_deref(), Some("u"));
+    assert_eq!(place.with(json!({"user": 5})).unwrap().session, None);
     assert_eq!((request.bad_words, request.skip_special_tokens), (vec!["x".to_owned()], false));
     let both = place.with(json!({"max_tokens": 5, "max_completion_tokens": 6})).unwrap();
     assert_eq!((both.max_tokens, both.names.max_tokens), (MaxTokens::Exact(6), "max_completion_tokens"));

@@ -1,65 +1,71 @@
 //! Who runs and who waits: so many requests at once, so many more in line, the rest refused.
 //!
-//! The line is ordered by priority, then by arrival. A place is a guard: dropping it lets the next one in.
+//! The line is ordered by a key, the smallest first, then by arrival. A place is a guard: dropping it lets the next one in.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::oneshot;
 
-use crate::domain::Priority;
-
-/// The places and the line before them.
+/// The places and the line before them, which is ordered by `K`.
 #[derive(Debug)]
-pub(crate) struct Queue {
+pub struct Queue<K: Ord + Copy> {
     running_max: usize,
     waiting_max: usize,
-    state: Mutex<State>,
+    state: Mutex<State<K>>,
 }
 
-#[derive(Debug, Default)]
-struct State {
+#[derive(Debug)]
+struct State<K> {
     running: usize,
     /// Numbers those that came to the line.
     arrivals: u64,
     /// Each is told when it has a place.
-    waiting: BTreeMap<(Priority, u64), oneshot::Sender<()>>,
+    waiting: BTreeMap<(K, u64), oneshot::Sender<()>>,
 }
 
 /// As many run and wait as may.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Full {
+pub struct Full {
     /// How many run.
-    pub(crate) running: usize,
+    pub running: usize,
     /// How many wait.
-    pub(crate) waiting: usize,
+    pub waiting: usize,
 }
 
-impl Queue {
+impl<K: Ord + Copy> Queue<K> {
     /// Lets `running_max` run and as many as `waiting_max` wait.
-    pub(crate) fn new(running_max: usize, waiting_max: usize) -> Self {
-        Self { running_max: running_max.max(1), waiting_max, state: Mutex::default() }
+    pub fn new(running_max: usize, waiting_max: usize) -> Self {
+        let state = State { running: 0, arrivals: 0, waiting: BTreeMap::new() };
+        Self { running_max: running_max.max(1), waiting_max, state: Mutex::new(state) }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, State<K>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Those that wait for a place now.
-    pub(crate) fn waiting(&self) -> usize {
+    pub fn waiting(&self) -> usize {
         self.state().waiting.len()
     }
 
     /// Places that are free now, and all there are.
-    pub(crate) fn places(&self) -> (usize, usize) {
+    pub fn places(&self) -> (usize, usize) {
         (self.running_max.saturating_sub(self.state().running), self.running_max)
+    }
+
+    /// What a request would find that came now; `None` when it could run or wait.
+    pub fn full(&self) -> Option<Full> {
+        let state = self.state();
+        let (running, waiting) = (state.running, state.waiting.len());
+        (running >= self.running_max && waiting >= self.waiting_max).then_some(Full { running, waiting })
     }
 
     /// A place, at once or when it is this one's turn. Dropping the future leaves the line.
     ///
     /// # Errors
     /// When the line is full.
-    pub(crate) async fn place(self: &Arc<Self>, priority: Priority) -> Result<Place, Full> {
+    pub async fn place(self: &Arc<Self>, key: K) -> Result<Place<K>, Full> {
         let waiting = {
             let mut state = self.state();
             if state.running < self.running_max {
@@ -70,7 +76,7 @@ impl Queue {
                 return Err(Full { running: state.running, waiting: state.waiting.len() });
             }
             let (told, turn) = oneshot::channel();
-            let key = (priority, state.arrivals);
+            let key = (key, state.arrivals);
             state.arrivals += 1;
             state.waiting.insert(key, told);
             Waiting { queue: self.clone(), key, turn: Some(turn) }
@@ -91,14 +97,14 @@ impl Queue {
 }
 
 /// One in line.
-struct Waiting {
-    queue: Arc<Queue>,
-    key: (Priority, u64),
+struct Waiting<K: Ord + Copy> {
+    queue: Arc<Queue<K>>,
+    key: (K, u64),
     turn: Option<oneshot::Receiver<()>>,
 }
 
-impl Waiting {
-    async fn turn(mut self) -> Result<Place, Full> {
+impl<K: Ord + Copy> Waiting<K> {
+    async fn turn(mut self) -> Result<Place<K>, Full> {
         if let Some(turn) = &mut self.turn {
             turn.await.expect("the line outlives those who stand in it");
         }
@@ -107,7 +113,7 @@ impl Waiting {
     }
 }
 
-impl Drop for Waiting {
+impl<K: Ord + Copy> Drop for Waiting<K> {
     fn drop(&mut self) {
         let Some(mut turn) = self.turn.take() else { return };
         self.queue.state().waiting.remove(&self.key);
@@ -121,11 +127,11 @@ impl Drop for Waiting {
 
 /// The right to run.
 #[derive(Debug)]
-pub(crate) struct Place {
-    queue: Arc<Queue>,
+pub struct Place<K: Ord + Copy> {
+    queue: Arc<Queue<K>>,
 }
 
-impl Drop for Place {
+impl<K: Ord + Copy> Drop for Place<K> {
     fn drop(&mut self) {
         self.queue.next();
     }
@@ -144,14 +150,14 @@ mod tests {
     #[test]
     fn the_line_goes_by_priority_then_arrival_and_has_an_end() {
         let queue = Arc::new(Queue::new(1, 3));
-        let first = queue.place(Priority(5)).now_or_never().unwrap().unwrap();
-        let mut later = Box::pin(queue.place(Priority(5)));
-        let mut sooner = Box::pin(queue.place(Priority(1)));
-        let mut second = Box::pin(queue.place(Priority(1)));
+        let first = queue.place(5).now_or_never().unwrap().unwrap();
+        let mut later = Box::pin(queue.place(5));
+        let mut sooner = Box::pin(queue.place(1));
+        let mut second = Box::pin(queue.place(1));
         for waiting in [&mut later, &mut sooner, &mut second] {
             assert!(now(waiting).is_none());
         }
-        let full = queue.place(Priority(1)).now_or_never().unwrap().unwrap_err();
+        let full = queue.place(1).now_or_never().unwrap().unwrap_err();
         assert_eq!(full, Full { running: 1, waiting: 3 });
         assert_eq!(queue.places(), (0, 1));
         drop(first);
@@ -167,15 +173,15 @@ mod tests {
     #[test]
     fn who_leaves_the_line_takes_no_place_along() {
         let queue = Arc::new(Queue::new(1, 2));
-        let first = queue.place(Priority(5)).now_or_never().unwrap().unwrap();
-        let mut gone = Box::pin(queue.place(Priority(1)));
-        let mut told = Box::pin(queue.place(Priority(2)));
+        let first = queue.place(5).now_or_never().unwrap().unwrap();
+        let mut gone = Box::pin(queue.place(1));
+        let mut told = Box::pin(queue.place(2));
         assert!(now(&mut gone).is_none() && now(&mut told).is_none());
         drop(gone);
         drop(first);
         // Its turn has come, and it leaves without having looked.
         drop(told);
         assert_eq!(queue.places(), (1, 1));
-        assert!(queue.place(Priority(5)).now_or_never().unwrap().is_ok());
+        assert!(queue.place(5).now_or_never().unwrap().is_ok());
     }
 }

@@ -1,29 +1,37 @@
 //! The hash chain that names KV blocks by content.
 //!
 //! The KV of a block depends on every token up to the block's end, so a block's hash covers the hash before it and
-//! the block's own tokens. The chain is seeded by the model's fingerprint: equal hashes mean equal KV.
+//! the block's own tokens. The chain is seeded by the model's fingerprint: equal hashes mean equal KV. The engine names
+//! its blocks so, and a router those of a prompt, which is how it knows who has them.
 
-use proto::{Digest, TokenId};
 use sha2::{Digest as _, Sha256};
 
-/// SHA-256 cut to 128 bits: at that width equal means identical, also for whoever can choose the tokens.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct BlockHash([u8; 16]);
+use crate::{Digest, TokenId};
 
-/// Makes the hashes of one engine's blocks.
-#[derive(Clone, Debug)]
-pub(crate) struct HashChain {
+/// SHA-256 cut to 128 bits: at that width equal means identical, also for whoever can choose the tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct BlockHash(pub [u8; 16]);
+
+/// Makes the hashes of the blocks of one model, cut at one size.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HashChain {
     seed: Digest,
     block_tokens: usize,
 }
 
 impl HashChain {
-    pub(crate) fn new(seed: Digest, block_tokens: usize) -> Self {
+    /// The chain of the model of that fingerprint, in blocks of that many tokens, at least 1.
+    pub fn new(seed: Digest, block_tokens: usize) -> Self {
         Self { seed, block_tokens }
     }
 
+    /// Tokens of a block.
+    pub fn block_tokens(&self) -> usize {
+        self.block_tokens
+    }
+
     /// Appends to `hashes`, which are those of the first blocks of `tokens`, the hashes of the other full blocks.
-    pub(crate) fn extend(&self, tokens: &[TokenId], hashes: &mut Vec<BlockHash>) {
+    pub fn extend(&self, tokens: &[TokenId], hashes: &mut Vec<BlockHash>) {
         for block in tokens.chunks_exact(self.block_tokens).skip(hashes.len()) {
             let mut hash = Sha256::new();
             match hashes.last() {
@@ -39,7 +47,7 @@ impl HashChain {
     }
 
     /// The hashes of the full blocks of `tokens`.
-    pub(crate) fn of(&self, tokens: &[TokenId]) -> Vec<BlockHash> {
+    pub fn of(&self, tokens: &[TokenId]) -> Vec<BlockHash> {
         let mut hashes = Vec::with_capacity(tokens.len() / self.block_tokens);
         self.extend(tokens, &mut hashes);
         hashes

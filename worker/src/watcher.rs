@@ -1,0 +1,180 @@
+//! One watch: what a worker tells a router of its load and its blocks, as fast as the router takes it and no faster.
+//!
+//! Nothing waits here for a router that does not read: a watch makes its next messages when the last are taken, from
+//! what holds then. Loads are told as they are at that moment; changes of blocks come from the [`Feed`], and where that
+//! has gone on too far, all blocks that are known are told anew.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use node::Shutdown;
+use proto::watch::{BlockChange, News, WatchEvent};
+use proto::{BlockHash, Error, WorkerEpoch, WorkerLoad};
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use crate::core::Gauges;
+use crate::feed::Feed;
+use crate::shell::{Handle, Shown};
+
+/// Least time between two messages' making: what happens within it is told together.
+const PAUSE: Duration = Duration::from_millis(50);
+/// Longest time without a word.
+const HEARTBEAT: Duration = Duration::from_secs(2);
+/// Most names in a message: 64 KiB of them.
+const NAMES_MAX: usize = 4096;
+
+/// See the module.
+pub(crate) struct Watcher {
+    shell: Handle,
+    epoch: WorkerEpoch,
+    shutdown: Shutdown,
+    shown: watch::Receiver<Shown>,
+    /// `None` when blocks are not asked for.
+    blocks: Option<Blocks>,
+    /// What was told last, when, and how many times that makes.
+    load: Option<(WorkerLoad, Instant)>,
+    loads: u64,
+    /// When messages were made last.
+    made: Option<Instant>,
+    outbox: VecDeque<WatchEvent>,
+}
+
+/// The blocks' part of a watch.
+struct Blocks {
+    feed: Arc<Feed>,
+    changed: watch::Receiver<u64>,
+    /// The number of the first change that was not told; `None` before all that is known was told.
+    next: Option<u64>,
+}
+
+impl Watcher {
+    /// A watch of the worker of that shell.
+    pub(crate) fn new(shell: Handle, epoch: WorkerEpoch, shutdown: Shutdown, with_blocks: bool) -> Self {
+        let blocks = with_blocks.then(|| {
+            let feed = shell.feed();
+            Blocks { changed: feed.follow(), feed, next: None }
+        });
+        let shown = shell.watch();
+        Self {
+            shell,
+            epoch,
+            shutdown,
+            shown,
+            blocks,
+            load: None,
+            loads: 0,
+            made: None,
+            outbox: VecDeque::new(),
+        }
+    }
+
+    /// The next message; `None` when the worker stops.
+    pub(crate) async fn next(&mut self) -> Option<Result<WatchEvent, Error>> {
+        loop {
+            if let Some(event) = self.outbox.pop_front() {
+                return Some(Ok(event));
+            }
+            if self.made.is_some() && !self.wait().await {
+                return None;
+            }
+            self.made = Some(Instant::now());
+            if let Err(error) = self.make().await {
+                return Some(Err(error));
+            }
+        }
+    }
+
+    /// Waits until there is something to tell. False when the worker stops.
+    async fn wait(&mut self) -> bool {
+        let heartbeat = self.load.map_or_else(Instant::now, |(_, at)| at + HEARTBEAT);
+        let told_drain = self.load.is_some_and(|(load, _)| load.draining);
+        let changed = async {
+            match &mut self.blocks {
+                Some(blocks) => blocks.changed.changed().await.is_ok(),
+                None => std::future::pending().await,
+            }
+        };
+        let goes_on = tokio::select! {
+            changed = self.shown.changed() => changed.is_ok(),
+            changed = changed => changed,
+            () = tokio::time::sleep_until(heartbeat) => true,
+            () = self.shutdown.draining(), if !told_drain => true,
+            () = self.shutdown.idle() => false,
+        };
+        if goes_on && let Some(made) = self.made {
+            tokio::time::sleep_until(made + PAUSE).await;
+        }
+        goes_on
+    }
+
+    /// Makes the messages that are due.
+    async fn make(&mut self) -> Result<(), Error> {
+        self.shown.borrow_and_update();
+        if let Some(blocks) = &mut self.blocks {
+            blocks.changed.borrow_and_update();
+            let changes = blocks.next.and_then(|next| Some((next, blocks.feed.since(next)?)));
+            if let Some((first, changes)) = changes {
+                blocks.next = Some(first + changes.len() as u64);
+                self.tell_changes(first, &changes);
+            } else {
+                let (next, known) = self.shell.known_blocks().await?;
+                blocks.next = Some(next);
+                self.tell_known(next, &known);
+            }
+        }
+        let now = Instant::now();
+        let mut load = load(&self.shell.gauges());
+        load.draining |= self.shutdown.is_draining();
+        if self.load.is_none_or(|(told, at)| told != load || now >= at + HEARTBEAT) {
+            self.loads += 1;
+            self.load = Some((load, now));
+            self.tell(self.loads, News::Load(load));
+        }
+        Ok(())
+    }
+
+    fn tell(&mut self, sequence: u64, news: News) {
+        self.outbox.push_back(WatchEvent { epoch: self.epoch, sequence, news });
+    }
+
+    fn tell_known(&mut self, next: u64, known: &[BlockHash]) {
+        let chunks = known.len().div_ceil(NAMES_MAX).max(1);
+        for chunk in 0..chunks {
+            let end = known.len().min((chunk + 1) * NAMES_MAX);
+            let blocks = known[chunk * NAMES_MAX..end].to_vec();
+            self.tell(next, News::Known { chunk: chunk as u32, last: chunk + 1 == chunks, blocks });
+        }
+    }
+
+    /// Runs of one kind become one message each.
+    fn tell_changes(&mut self, mut first: u64, changes: &[BlockChange]) {
+        let is_stored = |change: &BlockChange| matches!(change, BlockChange::Stored(_));
+        for run in changes.chunk_by(|a, b| is_stored(a) == is_stored(b)) {
+            for part in run.chunks(NAMES_MAX) {
+                let names = part.iter().map(|change| match change {
+                    BlockChange::Stored(block) | BlockChange::Removed(block) => *block,
+                });
+                let names = names.collect();
+                let news = if is_stored(&part[0]) { News::Stored(names) } else { News::Removed(names) };
+                self.tell(first, news);
+                first += part.len() as u64;
+            }
+        }
+    }
+}
+
+/// The load in a core's numbers.
+pub(crate) fn load(gauges: &Gauges) -> WorkerLoad {
+    let Gauges { blocks, sequences, tokens, .. } = gauges;
+    WorkerLoad {
+        waiting: sequences.waiting + sequences.preempted,
+        running: sequences.running + sequences.reserved,
+        waiting_tokens: tokens.waiting,
+        running_tokens: tokens.running,
+        blocks_free: blocks.free + blocks.cached,
+        blocks_total: blocks.total,
+        draining: gauges.draining,
+    }
+}
