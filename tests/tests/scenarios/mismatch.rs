@@ -1,5 +1,5 @@
-//! Workers that do not fit together: refused by name when they register, so that no request is ever split over them. And
-//! workers that differ in what may differ.
+//! Workers that do not fit together: they end when they register, by the name of what differs; or, where the members are
+//! listed, the router refuses them, so that no request is ever split over them. And workers that differ in what may differ.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -7,7 +7,7 @@ use std::time::Instant;
 use baton_tests::cluster::{PATIENCE, Service, apart};
 
 use crate::report::{Report, Row};
-use crate::scene::{Fault, ONE_OF_EACH, Scene, settings};
+use crate::scene::{Fault, ONE_OF_EACH, Scene, listed, settings};
 
 /// Models that are not the cluster's, under its name, and what the router says of their worker.
 const STRANGERS: [(&str, &str, &str); 3] = [
@@ -16,10 +16,36 @@ const STRANGERS: [(&str, &str, &str); 3] = [
     ("another vocabulary", "sim:vocab=512,context_len=2048", "FINGERPRINT_MISMATCH"),
 ];
 
-pub(crate) fn mismatch(report: &Arc<Report>) {
+/// Where members register, a stranger ends before anybody hears of it.
+pub(crate) fn registration(report: &Arc<Report>) {
     let report = Arc::clone(report);
     apart(settings(), move |cluster| async move {
-        let mut scene = Scene::start(cluster, &ONE_OF_EACH, "mismatch", report).await;
+        let mut scene = Scene::start(cluster, &ONE_OF_EACH, "mismatch, registering", report).await;
+        for (index, (what, model, _)) in (1..).zip(STRANGERS) {
+            let stranger = (Service::Decode, index);
+            let ask = scene.ask();
+            let running = scene.client().watch(ask.clone());
+            let fault = Fault::now();
+            scene.cluster.spawn_with(stranger, &["--model", model]);
+            let code = scene.cluster.wait_exit(stranger, PATIENCE);
+            let detect = Some(fault.at.elapsed());
+            let log = scene.cluster.log(stranger);
+            assert_eq!(code.code(), Some(1), "{log}");
+            let last = log.lines().last().unwrap_or_default();
+            assert!(last.starts_with("baton: checkpoint fingerprint: "), "{log}");
+            let address = scene.cluster.address(stranger);
+            assert!(!scene.cluster.log((Service::Router, 0)).contains(&address), "the router never saw it");
+            scene.cluster.kill(stranger);
+            let row = scene.end(running, &ask, fault, false).await;
+            scene.recovered(fault, Row { fault: what.to_owned(), detect, go_on: None, ..row }).await;
+        }
+    });
+}
+
+pub(crate) fn mismatch(report: &Arc<Report>) {
+    let report = Arc::clone(report);
+    apart(listed(), move |cluster| async move {
+        let mut scene = Scene::start(cluster, &ONE_OF_EACH, "mismatch, listed", report).await;
         for (index, (what, model, reason)) in (1..).zip(STRANGERS) {
             let stranger = (Service::Decode, index);
             let fault = Fault::now();

@@ -7,8 +7,6 @@ use std::time::{Duration, Instant};
 
 use baton_tests::client::Ask;
 use baton_tests::cluster::{PATIENCE, Service, Settings, apart};
-use baton_tests::etcd::Etcd;
-use baton_tests::net::BRIDGE;
 use tokio::task::JoinSet;
 
 use crate::report::{Report, Row};
@@ -18,21 +16,16 @@ use crate::scene::{Fault, Scene, WITH_SPARES, settings, words};
 const LEASE: Duration = Duration::from_secs(1);
 const LEASES: u32 = 60;
 
-/// The port of etcd, which lives beside the clients.
-const PORT: u16 = 2379;
-
 /// Clients that ask all the time.
 const CLIENTS: usize = 4;
 
 pub(crate) fn away(report: &Arc<Report>) {
     let report = Arc::clone(report);
-    let (host, service) = (BRIDGE.to_string(), words("--etcd-lease-seconds 1"));
-    let discovery = format!("etcd:http://{host}:{PORT}/scenarios");
-    apart(Settings { discovery, service, ..settings() }, move |cluster| async move {
-        let mut etcd = Etcd::start_at(&host, PORT);
+    let service = words(&format!("--etcd-lease-seconds {}", LEASE.as_secs()));
+    apart(Settings { service, ..settings() }, move |cluster| async move {
         let mut scene = Scene::start(cluster, &WITH_SPARES, "etcd down", report).await;
         let fault = Fault::now();
-        etcd.kill();
+        scene.etcd().kill();
         let asking = Asking::start(&mut scene);
         tokio::time::sleep(LEASE * LEASES / 3).await;
         // Members die and come back meanwhile, and nobody tells of it.
@@ -53,14 +46,14 @@ pub(crate) fn away(report: &Arc<Report>) {
         for (what, forgets) in [("comes back", false), ("comes back without its data", true)] {
             if forgets {
                 let asking = Asking::start(&mut scene);
-                etcd.kill();
-                etcd.forget();
+                scene.etcd().kill();
+                scene.etcd().forget();
                 tokio::time::sleep(LEASE * 2).await;
-                etcd.run();
+                scene.etcd().run();
                 tokio::time::sleep(LEASE * 3).await;
                 asking.end().await;
             } else {
-                etcd.run();
+                scene.etcd().run();
             }
             let back = Fault::now();
             // Whoever is new is found, so it knows, and is asked.

@@ -1,11 +1,13 @@
-//! What the scenarios share: a cluster with a spare of everything, requests whose tokens are known, and a stopwatch that
-//! starts with the fault.
+//! What the scenarios share: a cluster with a spare of everything that finds itself through etcd, requests whose tokens are
+//! known, and a stopwatch that starts with the fault.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use baton_tests::client::{Answer, Ask, Client, Watched};
 use baton_tests::cluster::{Cluster, Name, PATIENCE, Service, Settings};
+use baton_tests::etcd::Etcd;
+use baton_tests::net::BRIDGE;
 use baton_tests::quiet;
 use engine::sim::{SimConfig, SimModel};
 use proto::{SamplingParams, StopConditions};
@@ -35,8 +37,16 @@ pub(crate) fn words(line: &str) -> Vec<String> {
     line.split_whitespace().map(str::to_owned).collect()
 }
 
-/// How these clusters are started.
+/// The port of etcd, which lives beside the clients.
+const ETCD_PORT: u16 = 2379;
+
+/// How these clusters are started. Registrations outlive a silence that is not for good, so nobody is a member less by it.
 pub(crate) fn settings() -> Settings {
+    Settings { discovery: format!("etcd:http://{BRIDGE}:{ETCD_PORT}/scenarios"), ..listed() }
+}
+
+/// The same with a list of members in a file.
+pub(crate) fn listed() -> Settings {
     Settings {
         model: MODEL.to_owned(),
         router: words("--placement split --log info,router=debug"),
@@ -70,6 +80,8 @@ impl Fault {
 /// One cluster on which one scenario plays, fault after fault.
 pub(crate) struct Scene {
     pub(crate) cluster: Cluster,
+    /// Where the members register, unless they are listed.
+    etcd: Option<Etcd>,
     /// Shape of the simulated model.
     pub(crate) shape: SimConfig,
     scenario: &'static str,
@@ -85,12 +97,19 @@ impl Scene {
         scenario: &'static str,
         report: Arc<Report>,
     ) -> Self {
+        let etcd =
+            if cluster.is_listed() { None } else { Some(Etcd::start_at(&BRIDGE.to_string(), ETCD_PORT)) };
         for &(service, count) in processes {
             (0..count).for_each(|index| cluster.spawn((service, index)));
         }
-        let scene = Self { cluster, shape: SHAPE, scenario, report, round: 0 };
+        let scene = Self { cluster, etcd, shape: SHAPE, scenario, report, round: 0 };
         scene.settled().await;
         scene
+    }
+
+    /// Where the members register.
+    pub(crate) fn etcd(&mut self) -> &mut Etcd {
+        self.etcd.as_mut().expect("the members register")
     }
 
     /// Waits until the gateway is ready and every router counts every worker.
@@ -137,8 +156,8 @@ impl Scene {
         Client::at(&self.cluster.gateway().1)
     }
 
-    /// Sends a request and waits until it stands at a fail point of some process of the service. Whoever else reaches
-    /// that point passes.
+    /// Sends a request and waits until it stands at a fail point of some process of the service. Whoever comes there later
+    /// passes.
     pub(crate) async fn stop_one(
         &self,
         ask: &Ask,
@@ -164,11 +183,20 @@ impl Scene {
         for &name in &names {
             self.cluster.arm(name, &format!("{point}={action}")).await;
         }
+        let placed_before = self.placements().len();
         let running = send().await;
         let until = Instant::now() + PATIENCE;
         let stopped = loop {
+            // A probe may be there before it: at a worker it is the one that was placed there.
+            let is_its = |name: Name| match service {
+                Service::Prefill | Service::Decode => {
+                    self.placements().len() > placed_before && self.placed(service) == name
+                }
+                _ => true,
+            };
             let mut counted = names.iter().zip(&before);
-            let reached = counted.find(|&(&name, &before)| self.cluster.count_log(name, &reached) > before);
+            let reached = counted
+                .find(|&(&name, &before)| self.cluster.count_log(name, &reached) > before && is_its(name));
             if let Some((&name, _)) = reached {
                 break name;
             }
@@ -181,25 +209,29 @@ impl Scene {
         (running, stopped)
     }
 
-    /// The process of the service on which a router has placed a request last: that of the client which runs alone here.
-    pub(crate) fn placed(&self, service: Service) -> Name {
-        let mut last = (String::new(), None);
+    /// What the routers have written of placing requests other than probes, in the order of time, each with its router.
+    fn placements(&self) -> Vec<(String, Name)> {
+        let mut placements = Vec::new();
         for router in self.cluster.running(Service::Router) {
             let log = self.cluster.log(router);
             let is_placed =
                 |line: &&str| line.contains(": placed request=") && !line.contains("request=probe-");
-            let Some(line) = log.lines().rfind(is_placed) else { continue };
-            if last.0.as_str() >= line {
-                continue;
-            }
+            placements.extend(log.lines().filter(is_placed).map(|line| (line.to_owned(), router)));
+        }
+        placements.sort();
+        placements
+    }
+
+    /// The process of the service on which a router has placed a request last: that of the client which runs alone here.
+    pub(crate) fn placed(&self, service: Service) -> Name {
+        let last = self.placements().pop().and_then(|(line, router)| {
             let is_at = |name: &Name| line.contains(&self.cluster.address(*name));
-            let found = match service {
+            match service {
                 Service::Router => Some(router),
                 service => self.cluster.running(service).into_iter().find(is_at),
-            };
-            last = (line.to_owned(), found);
-        }
-        last.1.unwrap_or_else(|| panic!("a request was placed; logs:\n{}", self.cluster.logs()))
+            }
+        });
+        last.unwrap_or_else(|| panic!("a request was placed; logs:\n{}", self.cluster.logs()))
     }
 
     /// When a survivor first said that it knows.
