@@ -20,14 +20,18 @@ pub use worker::Config;
 
 /// Serves tokens until the shutdown ends them. See [`worker::run::run`] for errors.
 pub async fn run(config: Config, context: Context) -> Result<(), node::Error> {
-    let parts = RoleParts {
+    worker::run::run(&[parts()], config, context).await
+}
+
+/// What makes a worker a decode worker.
+pub fn parts() -> RoleParts {
+    RoleParts {
         role: Role::Decode,
         core: new_core,
-        service: |services, shell, model| {
-            services.add(node::limits!(DecodeServer::new(service::DecodeService::new(shell, model))))
+        service: |services, lives| {
+            services.add(node::limits!(DecodeServer::new(service::DecodeService::new(lives))))
         },
-    };
-    worker::run::run(parts, config, context).await
+    }
 }
 
 fn new_core(engine: LoadedEngine, config: CoreConfig) -> Box<dyn Core> {

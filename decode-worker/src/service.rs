@@ -7,22 +7,21 @@ use futures::stream::{self, BoxStream};
 use node::telemetry::Span;
 use proto::convert::required;
 use proto::wire::decode_server::Decode;
-use proto::{Attempt, Error, Generation, Handoff, RequestId, wire};
+use proto::{Attempt, Error, Generation, Handoff, RequestId, Role, wire};
 use tonic::{Request, Response, Status};
 use worker::core::DecodeItem;
-use worker::shell::Handle;
+use worker::lives::Lives;
 use worker::{CallStream, fail_points, items};
 
 /// See [`wire::decode_server::Decode`].
 pub(crate) struct DecodeService {
-    shell: Handle,
-    model: String,
+    lives: Lives,
 }
 
 impl DecodeService {
-    /// Serves tokens of the model of that name.
-    pub(crate) fn new(shell: Handle, model: &str) -> Self {
-        Self { shell, model: model.to_owned() }
+    /// Serves tokens while the worker is one for them.
+    pub(crate) fn new(lives: Lives) -> Self {
+        Self { lives }
     }
 }
 
@@ -38,13 +37,14 @@ impl Decode for DecodeService {
         let wire::DecodeRequest { generation, handoff } = request.into_inner();
         let generation: Generation = required("generation", generation)?.try_into()?;
         let handoff: Option<Handoff> = handoff.map(TryInto::try_into).transpose()?;
-        items::check_model(&self.model, &generation)?;
+        let life = self.lives.of(Role::Decode)?;
+        items::check_model(&life.identity.model.name, &generation)?;
         node::fail_point(fail_points::DECODE_QUEUED).await;
-        self.shell.prepare(&generation).await?;
+        life.shell.prepare(&generation).await?;
         span.count("baton.tokens", generation.tokens.len());
         let fused = handoff.is_none();
         // The fetch that the core starts for it is part of this span.
-        let stream = span.scope(async { self.shell.decode(generation, handoff) }).await;
+        let stream = span.scope(async { life.shell.decode(generation, handoff) }).await;
         let stream = stream.inspect_err(|error| span.fail(error))?;
         let stages = Stages { span, fused, since: Instant::now(), generating: Span::default() };
         Ok(Response::new(stream::unfold(Outgoing { stream, tokens: 0, stages }, Outgoing::next).boxed()))
@@ -58,7 +58,7 @@ impl Decode for DecodeService {
         if request.is_empty() {
             return Err(Error::invalid("request", "must not be empty").into());
         }
-        self.shell.move_away(RequestId(request), Attempt(attempt)).await?;
+        self.lives.of(Role::Decode)?.shell.move_away(RequestId(request), Attempt(attempt)).await?;
         Ok(Response::new(wire::MoveResponse {}))
     }
 }

@@ -66,6 +66,22 @@ struct Registrar {
     has_answered: watch::Receiver<bool>,
 }
 
+/// A service's place among the members, if it has to see to that itself. Dropping it changes nothing: the service stays a
+/// member until the process drains.
+#[derive(Debug)]
+pub struct Membership(Option<watch::Sender<Entry>>);
+
+impl Membership {
+    /// Says something else of the member from now on, perhaps that it has another role. Whoever follows the members sees the
+    /// old entry replaced by the new one, and never neither. Returns at once. The capabilities must be those of before: they
+    /// are not compared with the others' again.
+    pub fn change(&self, entry: Entry) {
+        if let Some(wanted) = &self.0 {
+            wanted.send_replace(entry);
+        }
+    }
+}
+
 impl Registry {
     /// Waits until it has said once who the members are: whoever knows nobody before would send others astray. At once
     /// where nobody registers.
@@ -83,11 +99,10 @@ impl Registry {
     ///
     /// # Errors
     /// [`Error::Option`] of `advertise` when the address is none under which others reach this process.
-    pub fn join(&self, entry: Entry, context: &Context) -> Result<(), Error> {
-        let Some(registrar) = &self.0 else { return Ok(()) };
+    pub fn join(&self, entry: Entry, context: &Context) -> Result<Membership, Error> {
+        let Some(registrar) = &self.0 else { return Ok(Membership(None)) };
         self.check(&entry.address)?;
-        etcd::join(&registrar.etcd, entry, context);
-        Ok(())
+        Ok(Membership(Some(etcd::join(&registrar.etcd, entry, context))))
     }
 
     /// Whether others could reach a member of this process at that address, as far as one can tell by its looks.

@@ -172,20 +172,23 @@ impl Buckets {
     }
 }
 
-/// Serves the figures of the worker of that name: those with its name as the label `worker`.
-pub fn service(worker: &str) -> FiguresServer<impl figures_server::Figures> {
-    crate::limits!(FiguresServer::new(Own { label: format!("worker=\"{worker}\"") }))
+/// Serves the figures of a worker: those with the name that it has at the moment as the label `worker`.
+pub fn service(
+    worker: impl Fn() -> String + Send + Sync + 'static,
+) -> FiguresServer<impl figures_server::Figures> {
+    crate::limits!(FiguresServer::new(Own { worker }))
 }
 
-struct Own {
-    label: String,
+struct Own<F> {
+    worker: F,
 }
 
 #[tonic::async_trait]
-impl figures_server::Figures for Own {
+impl<F: Fn() -> String + Send + Sync + 'static> figures_server::Figures for Own<F> {
     async fn read(&self, _request: Request<ReadFiguresRequest>) -> Result<Response<FiguresPage>, Status> {
         let all = metrics::render().map_err(|error| Status::internal(error.to_string()))?;
-        let own = all.lines().filter(|line| line.contains(&self.label) && !line.contains("_bucket{"));
+        let label = format!("worker=\"{}\"", (self.worker)());
+        let own = all.lines().filter(|line| line.contains(&label) && !line.contains("_bucket{"));
         let text = own.flat_map(|line| [line, "\n"]).collect();
         Ok(Response::new(FiguresPage { text }))
     }

@@ -43,7 +43,7 @@ pub use clock::Clock;
 pub use cluster_tls::{ClusterTls, ClusterTlsConfig};
 pub use context::Context;
 pub use deadline::set_time_left;
-pub use discovery::{Discovery, DiscoverySource, Entry, EtcdConfig, Member, Registry};
+pub use discovery::{Discovery, DiscoverySource, Entry, EtcdConfig, Member, Membership, Registry};
 pub use error::Error;
 pub use fail_point::{arm_fail_points, fail_point, fail_point_blocking, goes_wrong};
 pub use inbound::Stalled;

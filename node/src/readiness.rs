@@ -60,6 +60,15 @@ impl Standing {
         self.say(Some(waits_for.into()));
     }
 
+    /// The service has another name from now on, and what it said last under that.
+    pub fn rename(&mut self, name: &str) {
+        let mut services = self.readiness.services();
+        let said = services.remove(&self.name).flatten();
+        services.insert(name.to_owned(), said);
+        drop(services);
+        name.clone_into(&mut self.name);
+    }
+
     fn say(&self, waits_for: Option<String>) {
         self.readiness.services().insert(self.name.clone(), waits_for);
     }
@@ -87,7 +96,11 @@ mod tests {
         assert_eq!(readiness.obstacle().as_deref(), Some("gateway: no probe has come back"));
         gateway.ready();
         assert_eq!(readiness.obstacle(), None);
+        let mut decode = decode;
+        decode.not_ready("drains");
+        decode.rename("prefill-0");
+        assert_eq!(readiness.obstacle().as_deref(), Some("prefill-0: drains"));
         drop(decode);
-        assert_eq!(readiness.obstacle().as_deref(), Some("decode-0: has ended"));
+        assert_eq!(readiness.obstacle().as_deref(), Some("prefill-0: has ended"));
     }
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use baton_tests::etcd::Etcd;
 use etcd_client::{Client, GetOptions, PutOptions};
-use node::{Context, Discovery, Entry, Error, EtcdConfig, Member, Process, discovery};
+use node::{Context, Discovery, Entry, Error, EtcdConfig, Member, Membership, Process, discovery};
 use proto::worker::PROTOCOL_VERSION;
 use proto::{Capabilities, Digest, KvDtype, KvLayout, ModelDescription, Role, WorkerEpoch};
 use tokio::io::copy_bidirectional;
@@ -41,6 +41,12 @@ fn member(role: Role, port: u16) -> Member {
     Member { role, address: format!("127.0.0.1:{port}") }
 }
 
+/// What a worker registers with, in a life of its own.
+fn entry(role: Role, port: u16, capabilities: Capabilities) -> Entry {
+    let address = format!("127.0.0.1:{port}");
+    Entry { role, address, epoch: WorkerEpoch::random(), capabilities: Some(capabilities) }
+}
+
 /// One process of a cluster, as far as discovery goes.
 struct Node {
     context: Context,
@@ -71,11 +77,8 @@ impl Node {
     }
 
     /// Becomes a worker.
-    fn join(&self, role: Role, port: u16, capabilities: Capabilities) {
-        let epoch = WorkerEpoch::random();
-        let address = format!("127.0.0.1:{port}");
-        let entry = Entry { role, address, epoch, capabilities: Some(capabilities) };
-        self.context.registry.join(entry, &self.context).unwrap();
+    fn join(&self, role: Role, port: u16, capabilities: Capabilities) -> Membership {
+        self.context.registry.join(entry(role, port, capabilities), &self.context).unwrap()
     }
 
     /// Whether etcd has said by now who the members are.
@@ -239,6 +242,45 @@ async fn a_lost_lease_and_a_deleted_key_are_replaced() {
     client.delete(format!("{PREFIX}/prefill/127.0.0.1:9101"), None).await.unwrap();
     until("the key is put again", async || lease_of(&etcd, "prefill", 9101).await.is_some()).await;
     assert!(!prefill.context.shutdown.is_draining());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_member_takes_another_role_under_its_lease_and_is_never_missed() {
+    let mut etcd = Etcd::start();
+    let node = Node::at(&etcd.url(), LEASE).await;
+    let watcher = Node::at(&etcd.url(), LEASE).await;
+    let membership = node.join(Role::Prefill, 9101, capabilities());
+    watcher.knows(&[member(Role::Prefill, 9101)]).await;
+    let lease = lease_of(&etcd, "prefill", 9101).await.unwrap();
+    watcher.fewest();
+
+    membership.change(entry(Role::Decode, 9101, capabilities()));
+    watcher.knows(&[member(Role::Decode, 9101)]).await;
+    assert_eq!(lease_of(&etcd, "decode", 9101).await, Some(lease));
+    assert_eq!(lease_of(&etcd, "prefill", 9101).await, None);
+    assert_eq!(watcher.fewest(), 1, "there was one all the time");
+
+    // There and back while nobody answers: only where it ends counts.
+    etcd.kill();
+    tokio::time::sleep(LEASE / 2).await;
+    membership.change(entry(Role::Prefill, 9101, capabilities()));
+    tokio::time::sleep(LEASE / 2).await;
+    membership.change(entry(Role::Decode, 9101, capabilities()));
+    let last = entry(Role::Prefill, 9101, capabilities());
+    membership.change(last.clone());
+    etcd.run();
+    watcher.knows(&[member(Role::Prefill, 9101)]).await;
+    assert_eq!(watcher.fewest(), 1, "it was never missed");
+    let key = format!("{PREFIX}/prefill/127.0.0.1:9101");
+    let answer = client(&etcd).await.get(key, None).await.unwrap();
+    let value = answer.kvs()[0].value_str().unwrap().to_owned();
+    assert!(value.contains(&format!("\"epoch\":{}", last.epoch.0)), "{value}");
+    assert_eq!(lease_of(&etcd, "decode", 9101).await, None);
+
+    // What follows a change follows its drain, too.
+    node.context.shutdown.drain();
+    watcher.knows(&[]).await;
+    assert_eq!(lease_of(&etcd, "prefill", 9101).await, None);
 }
 
 #[tokio::test(flavor = "multi_thread")]

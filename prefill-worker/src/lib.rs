@@ -20,14 +20,18 @@ pub use worker::Config;
 
 /// Serves prefills until the shutdown ends them. See [`worker::run::run`] for errors.
 pub async fn run(config: Config, context: Context) -> Result<(), node::Error> {
-    let parts = RoleParts {
+    worker::run::run(&[parts()], config, context).await
+}
+
+/// What makes a worker a prefill worker.
+pub fn parts() -> RoleParts {
+    RoleParts {
         role: Role::Prefill,
         core: new_core,
-        service: |services, shell, model| {
-            services.add(node::limits!(PrefillServer::new(service::PrefillService::new(shell, model))))
+        service: |services, lives| {
+            services.add(node::limits!(PrefillServer::new(service::PrefillService::new(lives))))
         },
-    };
-    worker::run::run(parts, config, context).await
+    }
 }
 
 fn new_core(engine: LoadedEngine, config: CoreConfig) -> Box<dyn Core> {

@@ -7,23 +7,22 @@ use futures::stream::{self, BoxStream};
 use node::telemetry::Span;
 use proto::convert::required;
 use proto::wire::prefill_server::Prefill;
-use proto::{Error, Generation, wire};
+use proto::{Error, Generation, Role, wire};
 use tonic::{Request, Response, Status};
-use worker::shell::Handle;
+use worker::lives::Lives;
 use worker::{CallStream, fail_points, items};
 
 use worker::core::PrefillItem;
 
 /// See [`wire::prefill_server::Prefill`].
 pub(crate) struct PrefillService {
-    shell: Handle,
-    model: String,
+    lives: Lives,
 }
 
 impl PrefillService {
-    /// Serves prefills of the model of that name.
-    pub(crate) fn new(shell: Handle, model: &str) -> Self {
-        Self { shell, model: model.to_owned() }
+    /// Serves prefills while the worker is one for them.
+    pub(crate) fn new(lives: Lives) -> Self {
+        Self { lives }
     }
 }
 
@@ -37,11 +36,12 @@ impl Prefill for PrefillService {
     ) -> Result<Response<Self::PrefillStream>, Status> {
         let span = Span::server("prefill.request");
         let generation: Generation = required("generation", request.into_inner().generation)?.try_into()?;
-        items::check_model(&self.model, &generation)?;
+        let life = self.lives.of(Role::Prefill)?;
+        items::check_model(&life.identity.model.name, &generation)?;
         node::fail_point(fail_points::PREFILL_QUEUED).await;
-        self.shell.prepare(&generation).await?;
+        life.shell.prepare(&generation).await?;
         span.count("baton.tokens", generation.tokens.len());
-        let stream = self.shell.prefill(generation).inspect_err(|error| span.fail(error))?;
+        let stream = life.shell.prefill(generation).inspect_err(|error| span.fail(error))?;
         let outgoing = Outgoing { stream, stages: Stages { span, since: Instant::now() } };
         Ok(Response::new(stream::unfold(outgoing, Outgoing::next).boxed()))
     }

@@ -499,17 +499,34 @@ impl TryFrom<wire::ModelDescription> for ModelDescription {
     }
 }
 
+impl From<Role> for wire::WorkerRole {
+    fn from(plain: Role) -> Self {
+        match plain {
+            Role::Prefill => Self::Prefill,
+            Role::Decode => Self::Decode,
+            Role::Router => Self::Unspecified,
+        }
+    }
+}
+
+impl TryFrom<wire::WorkerRole> for Role {
+    type Error = Error;
+
+    fn try_from(wire: wire::WorkerRole) -> Result<Self, Error> {
+        match wire {
+            wire::WorkerRole::Prefill => Ok(Self::Prefill),
+            wire::WorkerRole::Decode => Ok(Self::Decode),
+            wire::WorkerRole::Unspecified => Err(Error::invalid("role", "is neither prefill nor decode")),
+        }
+    }
+}
+
 impl From<WorkerDescription> for wire::DescribeResponse {
     fn from(plain: WorkerDescription) -> Self {
-        let role = match plain.role {
-            Role::Prefill => wire::WorkerRole::Prefill,
-            Role::Decode => wire::WorkerRole::Decode,
-            Role::Router => wire::WorkerRole::Unspecified,
-        };
         Self {
             protocol: plain.protocol,
             epoch: plain.epoch.0,
-            role: role.into(),
+            role: wire::WorkerRole::from(plain.role).into(),
             model: Some(plain.model.into()),
             layout: Some(plain.layout.into()),
             draining: plain.draining,
@@ -524,13 +541,7 @@ impl TryFrom<wire::DescribeResponse> for WorkerDescription {
     type Error = Error;
 
     fn try_from(wire: wire::DescribeResponse) -> Result<Self, Error> {
-        let role = match wire.role() {
-            wire::WorkerRole::Prefill => Role::Prefill,
-            wire::WorkerRole::Decode => Role::Decode,
-            wire::WorkerRole::Unspecified => {
-                return Err(Error::invalid("role", "is neither prefill nor decode"));
-            }
-        };
+        let role = wire.role().try_into()?;
         Ok(Self {
             protocol: wire.protocol,
             epoch: WorkerEpoch(wire.epoch),

@@ -1,6 +1,6 @@
 //! The pools as this process keeps them: fed by discovery and `Describe`, read by every request.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, RandomState};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -116,6 +116,7 @@ fn report(change: &Change) {
         ChangeKind::Left => info!(role, address, "worker left"),
         ChangeKind::Live(epoch) => info!(role, address, %epoch, "worker is live"),
         ChangeKind::Restarted(epoch) => info!(role, address, %epoch, "worker was restarted"),
+        ChangeKind::Turned { from } => info!(role, address, from = from.name(), "worker has another role"),
         ChangeKind::Draining => info!(role, address, "worker drains"),
         ChangeKind::Absent(error) => info!(role, address, %error, "worker does not answer yet"),
         ChangeKind::Lost(error) => warn!(role, address, %error, "worker is lost"),
@@ -137,25 +138,22 @@ pub(crate) struct DescribeConfig {
     pub(crate) with_blocks: bool,
 }
 
-/// Follows discovery: one task for each worker that it names, for as long as it does. Runs until dropped.
+/// Follows discovery: one task for each worker that it names, for whatever role, for as long as it does. Runs until
+/// dropped.
 pub(crate) async fn follow_members(cluster: Arc<Cluster>, context: Context, config: DescribeConfig) {
     let mut members = context.members.clone();
-    let mut followed: HashMap<(Role, String), TaskGuard> = HashMap::new();
+    let mut followed: HashMap<String, TaskGuard> = HashMap::new();
     loop {
         let named = members.borrow_and_update().clone();
         cluster.apply(|pools| {
             pools.set_members(named.iter().map(|member| (member.role, member.address.as_str())))
         });
-        let workers: Vec<(Role, String)> = named
-            .iter()
-            .filter(|member| member.role != Role::Router)
-            .map(|member| (member.role, member.address.clone()))
-            .collect();
+        let workers = named.iter().filter(|member| member.role != Role::Router);
+        let workers: HashSet<String> = workers.map(|member| member.address.clone()).collect();
         followed.retain(|worker, _| workers.contains(worker));
-        cluster.nudges().retain(|address, _| workers.iter().any(|(_, named)| named == address));
-        for worker in workers {
-            let (role, address) = worker.clone();
-            followed.entry((role, address.clone())).or_insert_with(|| {
+        cluster.nudges().retain(|address, _| workers.contains(address));
+        for address in workers {
+            followed.entry(address.clone()).or_insert_with(|| {
                 let nudge = Arc::clone(cluster.nudges().entry(address.clone()).or_default());
                 let asks =
                     follow_worker(Arc::clone(&cluster), context.network.clone(), address, nudge, config);

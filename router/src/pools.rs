@@ -187,7 +187,7 @@ impl<'a> Wish<'a> {
 pub struct WorkerView {
     /// Where it is.
     pub address: String,
-    /// What it is a member for.
+    /// What it is for.
     pub role: Role,
     /// The model's public name, once it has described itself.
     pub model: Option<String>,
@@ -288,19 +288,27 @@ impl Pools {
     }
 
     /// Takes over what discovery says: workers that are new start unknown, those not named any more are forgotten.
-    /// Routers are not workers and left out; of two members at one address the first counts.
+    /// Routers are not workers and left out; of two members at one address the first counts. One that is named for another
+    /// role than before is the same worker.
     pub fn set_members<'a>(&mut self, members: impl IntoIterator<Item = (Role, &'a str)>) -> Vec<Change> {
-        let named: Vec<(Role, &str)> =
-            members.into_iter().filter(|(role, _)| *role != Role::Router).collect();
+        let mut named: Vec<(Role, &str)> = Vec::new();
+        let mut roles: HashMap<&str, Role> = HashMap::new();
+        for (role, address) in members.into_iter().filter(|(role, _)| *role != Role::Router) {
+            roles.entry(address).or_insert_with(|| {
+                named.push((role, address));
+                role
+            });
+        }
         let mut changes = Vec::new();
         let index = &mut self.index;
-        self.workers.retain(|worker| {
-            let stays = named.contains(&(worker.role, worker.address.as_str()));
-            if !stays {
+        self.workers.retain_mut(|worker| {
+            let Some(role) = roles.get(worker.address.as_str()) else {
                 changes.push(worker.change(ChangeKind::Left));
                 worker.hot.slot.into_iter().for_each(|slot| index.retire(slot));
-            }
-            stays
+                return false;
+            };
+            worker.listed = *role;
+            true
         });
         let place = |(place, worker): (usize, &Worker)| (worker.address.clone(), place);
         self.places = self.workers.iter().enumerate().map(place).collect();
@@ -334,6 +342,9 @@ impl Pools {
             worker.judge(Duration::ZERO, Circuit::succeeded);
             worker.set_reported(None);
             changes.push(worker.change(ChangeKind::Restarted(epoch)));
+        }
+        if let Some(from) = old.as_ref().map(|old| old.role).filter(|from| *from != worker.role()) {
+            changes.push(worker.change(ChangeKind::Turned { from }));
         }
         let same = match (&old, &worker.description) {
             (Some(old), Some(new)) => {
@@ -517,7 +528,7 @@ impl Pools {
         }
         let role_name = role.name();
         let pool: Vec<&Worker> =
-            self.workers.iter().filter(|worker| worker.role == role && worker.may_serve(model)).collect();
+            self.workers.iter().filter(|worker| worker.role() == role && worker.may_serve(model)).collect();
         if pool.is_empty() {
             let message = format!("no {role_name} worker for model {model} is known");
             return Unplaceable { error: Error::new(Reason::WorkerLost, message), settled: false };
@@ -538,7 +549,7 @@ impl Pools {
     /// The context is the shortest among a model's live workers, so that what fits it fits wherever it is placed.
     pub fn served_models(&self, mode: PlacementMode) -> Vec<ModelDescription> {
         let mut models: BTreeMap<&str, ModelDescription> = BTreeMap::new();
-        for worker in self.workers.iter().filter(|worker| worker.role == Role::Decode) {
+        for worker in self.workers.iter().filter(|worker| worker.role() == Role::Decode) {
             let Some(description) = &worker.description else { continue };
             let model = &description.model;
             let prefill =
@@ -569,7 +580,7 @@ impl Pools {
     pub fn counts(&self) -> BTreeMap<(Role, WorkerState), usize> {
         let mut counts = BTreeMap::new();
         for worker in &self.workers {
-            *counts.entry((worker.role, worker.state())).or_default() += 1;
+            *counts.entry((worker.role(), worker.state())).or_default() += 1;
         }
         counts
     }
@@ -583,7 +594,7 @@ impl Pools {
     pub fn views(&self) -> impl Iterator<Item = WorkerView> {
         self.workers.iter().map(|worker| WorkerView {
             address: worker.address.clone(),
-            role: worker.role,
+            role: worker.role(),
             model: worker.description.as_deref().map(|description| description.model.name.clone()),
             state: worker.state(),
             load: worker.load_now(),

@@ -306,6 +306,20 @@ impl Cluster {
         assert!(status.success(), "kill -{signal} {pid}");
     }
 
+    /// Asks a worker to take a role, as `baton role` does, and waits for the answer.
+    ///
+    /// # Panics
+    /// When the worker was never started, or the command cannot be.
+    pub async fn role(&self, name: Name, role: &str, arguments: &[&str]) -> std::process::Output {
+        let mut command = match &self.net {
+            Some(net) => net.command(&host(name), &binary()),
+            None => Command::new(binary()),
+        };
+        command.args(["role", role, "--worker", &self.address(name)]).args(arguments);
+        let mut command = tokio::process::Command::from(command);
+        command.kill_on_drop(true).output().await.expect("the baton binary starts")
+    }
+
     /// The memory that a process has now, in KiB, as the kernel counts it.
     ///
     /// # Panics

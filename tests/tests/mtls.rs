@@ -23,13 +23,14 @@ const EVERYWHERE: [&str; 4] = [
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
 ];
 /// What every worker has besides.
-const WORKERS: [&str; 6] = [
+const WORKERS: [&str; 7] = [
     "/baton.v1.KvTransfer/Fetch",
     "/baton.v1.KvTransfer/Renew",
     "/baton.v1.KvTransfer/Release",
     "/baton.v1.Worker/Describe",
     "/baton.v1.Worker/GetTokenizer",
     "/baton.v1.Worker/Fence",
+    "/baton.v1.Worker/ChangeRole",
 ];
 
 /// The calls that a server has.

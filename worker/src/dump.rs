@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use engine::{KvCounts, SequenceCounts};
 use node::debug::Excerpt;
+use proto::Role;
 use serde::Serialize;
 
 use crate::core::Gauges;
-use crate::shell::Handle;
-use crate::worker_service::Identity;
+use crate::lives::Life;
 
 /// What a core tells of itself.
 #[derive(Clone, Debug, Default, Serialize)]
@@ -92,6 +92,9 @@ pub struct WorkerDump {
     pub epoch: String,
     /// Prefill or decode.
     pub role: &'static str,
+    /// The role that it will have once it has drained, when another was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub changes_to: Option<&'static str>,
     /// The model.
     pub model: String,
     /// KV blocks by state.
@@ -127,12 +130,14 @@ const ENGINE_MAX: Duration = Duration::from_millis(1500);
 
 impl WorkerDump {
     /// The worker now. Waits for the running step, but not for long.
-    pub(crate) async fn of(identity: Arc<Identity>, shell: Handle) -> Self {
+    pub(crate) async fn of(life: Arc<Life>) -> Self {
+        let Life { identity, shell, .. } = &*life;
         let engine = tokio::time::timeout(ENGINE_MAX, shell.dump()).await.ok().flatten();
         let Gauges { blocks, sequences, leases, orphaned_blocks, .. } = shell.gauges();
         Self {
             epoch: identity.epoch.to_string(),
             role: identity.role.name(),
+            changes_to: life.leaves_for.map(Role::name),
             model: identity.model.name.clone(),
             kv_blocks: blocks.into(),
             sequences_by_state: sequences.into(),

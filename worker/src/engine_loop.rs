@@ -92,6 +92,8 @@ impl EngineLoop {
         for (_, call) in self.calls.drain() {
             call.end(Err(error.clone()));
         }
+        // A later life of the worker has metrics of its own.
+        self.meters.clear();
         outcome
     }
 
@@ -188,6 +190,8 @@ impl EngineLoop {
                 // A watch that has ended needs no answer.
                 let _ = answer.send((self.feed.next(), self.core.known_blocks()));
             }
+            // Who asked may have given up.
+            Message::Idle(answer) => drop(answer.send(self.core.is_idle())),
             Message::Stop => {}
         }
     }

@@ -30,6 +30,8 @@ pub(crate) enum Message {
     Dump(oneshot::Sender<EngineDump>),
     /// Somebody who watches wants to know all blocks that the prefix cache has, and the number of the change after.
     Known(oneshot::Sender<(u64, Vec<BlockHash>)>),
+    /// Somebody asks whether nothing is left to do or to keep, as of this message.
+    Idle(oneshot::Sender<bool>),
     /// End the thread.
     Stop,
 }

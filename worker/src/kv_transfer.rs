@@ -11,18 +11,19 @@ use tonic::{Request, Response, Status};
 use crate::core::FetchItem;
 use crate::fail_points;
 use crate::items;
+use crate::lives::Lives;
 use crate::peers::Counted;
-use crate::shell::{FetchStream, Handle};
+use crate::shell::FetchStream;
 
 /// See [`wire::kv_transfer_server::KvTransfer`].
 pub struct KvTransferService {
-    shell: Handle,
+    lives: Lives,
 }
 
 impl KvTransferService {
-    /// Serves what the shell's core holds.
-    pub fn new(shell: Handle) -> Self {
-        Self { shell }
+    /// Serves what the present life holds.
+    pub fn new(lives: Lives) -> Self {
+        Self { lives }
     }
 }
 
@@ -39,7 +40,8 @@ impl KvTransfer for KvTransferService {
         let handoff = items::handoff(request.handoff)?;
         let skip = count("skip", request.skip)?;
         node::fail_point(fail_points::PREFILL_ISSUED).await;
-        let stream = self.shell.fetch(handoff, skip).await.inspect_err(|error| span.fail(error))?;
+        let life = self.lives.present();
+        let stream = life.shell.fetch(handoff, skip).await.inspect_err(|error| span.fail(error))?;
         let counted = Counted::default();
         let outgoing = Outgoing { stream, first_block: FirstBlock::Ahead, counted, span };
         Ok(Response::new(stream::unfold(outgoing, Outgoing::next).boxed()))
@@ -50,7 +52,7 @@ impl KvTransfer for KvTransferService {
         request: Request<wire::RenewRequest>,
     ) -> Result<Response<wire::RenewResponse>, Status> {
         let handoff = items::handoff(request.into_inner().handoff)?;
-        let ttl = self.shell.renew(handoff).await?;
+        let ttl = self.lives.present().shell.renew(handoff).await?;
         Ok(Response::new(wire::RenewResponse { ttl_us: micros(ttl) }))
     }
 
@@ -59,7 +61,7 @@ impl KvTransfer for KvTransferService {
         request: Request<wire::ReleaseRequest>,
     ) -> Result<Response<wire::ReleaseResponse>, Status> {
         let handoff = items::handoff(request.into_inner().handoff)?;
-        self.shell.release(handoff).await?;
+        self.lives.present().shell.release(handoff).await?;
         Ok(Response::new(wire::ReleaseResponse {}))
     }
 }

@@ -6,8 +6,8 @@
 //!
 //! Around a core stands its shell: [`shell`] runs it on the engine's thread and opens calls, and the gRPC services
 //! turn those calls into messages: [`kv_transfer`] and [`worker_service`] here, `Prefill` and `Decode` in the crates
-//! of the two roles. [`load`] makes the engine ([`sim`] the one without a model) within its [`limits`], [`run`] is a worker's life from start to drain. [`fail_points`] lists
-//! where tests can stop it. Routers that watch are told by `watcher` what there is to do, and, out of `feed`, which blocks
+//! of the two roles. [`load`] makes the engine ([`sim`] the one without a model) within its [`limits`], [`run`] is a worker
+//! from start to drain, in one of its [`lives`] after the other. [`fail_points`] lists where tests can stop it. Routers that watch are told by `watcher` what there is to do, and, out of `feed`, which blocks
 //! the prefix cache has.
 
 mod call;
@@ -25,6 +25,7 @@ mod inbox;
 pub mod items;
 pub mod kv_transfer;
 pub mod limits;
+pub mod lives;
 pub mod load;
 mod memory;
 mod meters;

@@ -192,6 +192,24 @@ impl Meters {
         self.moves_lost.increment(gauges.moves.lost - lost);
     }
 
+    /// Sets every gauge to zero: the engine is gone.
+    pub(crate) fn clear(&self) {
+        let gauges = [
+            &self.waiting,
+            &self.running,
+            &self.preempted,
+            &self.reserved,
+            &self.held,
+            &self.blocks_free,
+            &self.blocks_cached,
+            &self.blocks_used,
+            &self.blocks_held,
+            &self.leases,
+            &self.orphaned,
+        ];
+        gauges.into_iter().for_each(|gauge| gauge.set(0.0));
+    }
+
     /// A step of that size took so long.
     pub(crate) fn stepped(&self, size: StepSize, took: Duration) {
         self.step_seconds.record(took.as_secs_f64());

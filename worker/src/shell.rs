@@ -12,7 +12,7 @@ use checkpoint::grammar::GrammarEnv;
 use node::telemetry::TraceContext;
 use node::{Context, Tasks};
 use proto::{Attempt, BlockHash, Error, Generation, Handoff, Reason, RequestId};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, TryAcquireError, oneshot, watch};
 
 use crate::call::{Call, CallStream, Guard, Item, ItemSender, SolePrefill};
 use crate::core::{CallId, Core, DecodeItem, Event, FetchItem, Gauges, PrefillItem};
@@ -61,7 +61,9 @@ impl Shown {
 #[derive(Clone)]
 pub struct Handle {
     outbox: Outbox,
+    /// The share of each call in the bound on open calls; closed when no more are taken.
     calls: Arc<Semaphore>,
+    calls_max: usize,
     /// The last id drawn; ids are even.
     last_call: Arc<AtomicU64>,
     sole_prefill: Arc<SolePrefill>,
@@ -118,6 +120,7 @@ pub fn spawn(core: Box<dyn Core>, config: ShellConfig, context: &Context) -> Res
     Ok(Handle {
         outbox,
         calls: Arc::new(Semaphore::new(config.calls_max)),
+        calls_max: config.calls_max,
         last_call: Arc::new(AtomicU64::new(0)),
         sole_prefill,
         shown: shown_receiver,
@@ -230,6 +233,33 @@ impl Handle {
         self.outbox.send(Message::Event(Event::Drain)).await
     }
 
+    /// Waits until nothing is left to do or to keep, and every call was read to its end; from then on no call is taken.
+    /// For a core that was told to drain.
+    ///
+    /// # Errors
+    /// WORKER_LOST when the engine's thread ends first.
+    pub async fn finish(&self) -> Result<(), Error> {
+        let mut shown = self.shown.clone();
+        let all = u32::try_from(self.calls_max).unwrap_or(u32::MAX);
+        loop {
+            shown.wait_for(|shown| shown.is_idle).await.map_err(|_| inbox::stopped())?;
+            // What the core is done with may still be on its way to the peer.
+            let every_share = tokio::select! {
+                shares = self.calls.acquire_many(all) => shares.map_err(|_| inbox::stopped())?,
+                _ = shown.wait_for(|shown| !shown.is_idle) => continue,
+            };
+            // A call that came and went since may have left something to keep that is not shown yet.
+            let (answer, answered) = oneshot::channel();
+            self.outbox.send(Message::Idle(answer)).await?;
+            if answered.await.map_err(|_| inbox::stopped())? {
+                self.calls.close();
+                return Ok(());
+            }
+            drop(every_share);
+            tokio::task::yield_now().await;
+        }
+    }
+
     /// The core's state in numbers, as of its last step or event.
     pub fn gauges(&self) -> Gauges {
         self.shown.borrow().gauges
@@ -284,7 +314,10 @@ impl Handle {
     /// Reserves all that a call needs: its share of open calls, a slot to open it, a slot for its end.
     fn admit(&self) -> Result<Admission, Error> {
         let share: Result<OwnedSemaphorePermit, _> = Arc::clone(&self.calls).try_acquire_owned();
-        let share = share.map_err(|_| Error::new(Reason::QueueFull, "the most calls are open already"))?;
+        let share = share.map_err(|fault| match fault {
+            TryAcquireError::NoPermits => Error::new(Reason::QueueFull, "the most calls are open already"),
+            TryAcquireError::Closed => inbox::stopped(),
+        })?;
         let (open, end) = (self.outbox.reserve_now()?, self.outbox.reserve_now()?);
         let guard = Guard {
             call: self.next_call(),

@@ -10,13 +10,14 @@ use std::time::Duration;
 
 use node::Shutdown;
 use proto::watch::{BlockChange, News, WatchEvent};
-use proto::{BlockHash, Error, WorkerEpoch, WorkerLoad};
+use proto::{BlockHash, Error, WorkerLoad};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::core::Gauges;
 use crate::feed::Feed;
-use crate::shell::{Handle, Shown};
+use crate::lives::{Life, Lives};
+use crate::shell::Shown;
 
 /// Least time between two messages' making: what happens within it is told together.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -27,8 +28,10 @@ const NAMES_MAX: usize = 4096;
 
 /// See the module.
 pub(crate) struct Watcher {
-    shell: Handle,
-    epoch: WorkerEpoch,
+    /// Of which it tells.
+    life: Arc<Life>,
+    /// The watch ends when this is another one.
+    present: watch::Receiver<Arc<Life>>,
     shutdown: Shutdown,
     shown: watch::Receiver<Shown>,
     /// `None` when blocks are not asked for.
@@ -50,16 +53,18 @@ struct Blocks {
 }
 
 impl Watcher {
-    /// A watch of the worker of that shell.
-    pub(crate) fn new(shell: Handle, epoch: WorkerEpoch, shutdown: Shutdown, with_blocks: bool) -> Self {
+    /// A watch of the present life.
+    pub(crate) fn new(lives: &Lives, shutdown: Shutdown, with_blocks: bool) -> Self {
+        let mut present = lives.follow();
+        let life = Arc::clone(&present.borrow_and_update());
         let blocks = with_blocks.then(|| {
-            let feed = shell.feed();
+            let feed = life.shell.feed();
             Blocks { changed: feed.follow(), feed, next: None }
         });
-        let shown = shell.watch();
+        let shown = life.shell.watch();
         Self {
-            shell,
-            epoch,
+            life,
+            present,
             shutdown,
             shown,
             blocks,
@@ -70,7 +75,7 @@ impl Watcher {
         }
     }
 
-    /// The next message; `None` when the worker stops.
+    /// The next message; `None` when the worker stops, or begins another life.
     pub(crate) async fn next(&mut self) -> Option<Result<WatchEvent, Error>> {
         loop {
             if let Some(event) = self.outbox.pop_front() {
@@ -86,7 +91,8 @@ impl Watcher {
         }
     }
 
-    /// Waits until there is something to tell. False when the worker stops.
+    /// Waits until there is something to tell. False when the worker stops, or begins another life. An engine that has ended
+    /// before the next life begins has nothing to tell: the load that was told last is said again.
     async fn wait(&mut self) -> bool {
         let heartbeat = self.load.map_or_else(Instant::now, |(_, at)| at + HEARTBEAT);
         let told_drain = self.load.is_some_and(|(load, _)| load.draining);
@@ -97,7 +103,8 @@ impl Watcher {
             }
         };
         let goes_on = tokio::select! {
-            changed = self.shown.changed() => changed.is_ok(),
+            Ok(()) = self.shown.changed() => true,
+            Ok(()) = self.present.changed() => true,
             changed = changed => changed,
             () = tokio::time::sleep_until(heartbeat) => true,
             () = self.shutdown.draining(), if !told_drain => true,
@@ -106,12 +113,19 @@ impl Watcher {
         if goes_on && let Some(made) = self.made {
             tokio::time::sleep_until(made + PAUSE).await;
         }
-        goes_on
+        goes_on && self.present.borrow_and_update().identity.epoch == self.life.identity.epoch
+    }
+
+    /// True once the life that this tells of is to end, or has.
+    fn is_leaving(&self) -> bool {
+        let present = self.present.borrow();
+        present.is_leaving() || present.identity.epoch != self.life.identity.epoch
     }
 
     /// Makes the messages that are due.
     async fn make(&mut self) -> Result<(), Error> {
         self.shown.borrow_and_update();
+        let is_leaving = self.is_leaving();
         if let Some(blocks) = &mut self.blocks {
             blocks.changed.borrow_and_update();
             let changes = blocks.next.and_then(|next| Some((next, blocks.feed.since(next)?)));
@@ -119,14 +133,20 @@ impl Watcher {
                 blocks.next = Some(first + changes.len() as u64);
                 self.tell_changes(first, &changes);
             } else {
-                let (next, known) = self.shell.known_blocks().await?;
-                blocks.next = Some(next);
-                self.tell_known(next, &known);
+                match self.life.shell.known_blocks().await {
+                    Ok((next, known)) => {
+                        blocks.next = Some(next);
+                        self.tell_known(next, &known);
+                    }
+                    // The engine has ended, and its blocks with it.
+                    Err(_) if is_leaving => {}
+                    Err(error) => return Err(error),
+                }
             }
         }
         let now = Instant::now();
-        let mut load = load(&self.shell.gauges());
-        load.draining |= self.shutdown.is_draining();
+        let mut load = load(&self.life.shell.gauges());
+        load.draining |= is_leaving || self.shutdown.is_draining();
         if self.load.is_none_or(|(told, at)| told != load || now >= at + HEARTBEAT) {
             self.loads += 1;
             self.load = Some((load, now));
@@ -136,7 +156,7 @@ impl Watcher {
     }
 
     fn tell(&mut self, sequence: u64, news: News) {
-        self.outbox.push_back(WatchEvent { epoch: self.epoch, sequence, news });
+        self.outbox.push_back(WatchEvent { epoch: self.life.identity.epoch, sequence, news });
     }
 
     fn tell_known(&mut self, next: u64, known: &[BlockHash]) {

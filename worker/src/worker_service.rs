@@ -12,13 +12,13 @@ use proto::{
 };
 use tonic::{Request, Response, Status};
 
-use crate::shell::Handle;
+use crate::lives::{Changed, Life, Lives, ending};
 use crate::watcher::Watcher;
 
 /// Bytes of a tokenizer bundle in one message.
 const CHUNK_BYTES: usize = 1 << 20;
 
-/// What does not change in a worker's life.
+/// What does not change in one life of a worker.
 #[derive(Clone, Debug)]
 pub struct Identity {
     /// This life.
@@ -34,39 +34,43 @@ pub struct Identity {
 }
 
 impl Identity {
+    /// What must fit for others to work with it.
+    pub fn capabilities(&self) -> Capabilities {
+        Capabilities { protocol: PROTOCOL_VERSION, model: self.model.clone(), layout: self.layout }
+    }
+
     /// What it registers with, at the address that peers use.
     pub fn entry(&self, address: &str) -> Entry {
-        let (model, layout) = (self.model.clone(), self.layout);
-        let capabilities = Capabilities { protocol: PROTOCOL_VERSION, model, layout };
         let (role, epoch) = (self.role, self.epoch);
-        Entry { role, address: address.to_owned(), epoch, capabilities: Some(capabilities) }
+        Entry { role, address: address.to_owned(), epoch, capabilities: Some(self.capabilities()) }
     }
 }
 
 /// See [`wire::worker_server::Worker`].
 pub struct WorkerService {
-    identity: Identity,
-    shell: Handle,
+    lives: Lives,
     shutdown: Shutdown,
 }
 
 impl WorkerService {
-    /// Describes the worker of that identity.
-    pub fn new(identity: Identity, shell: Handle, shutdown: Shutdown) -> Self {
-        Self { identity, shell, shutdown }
+    /// Describes the present life of a worker.
+    pub fn new(lives: Lives, shutdown: Shutdown) -> Self {
+        Self { lives, shutdown }
     }
 
     /// The worker now. Does not wait for the engine's thread: the numbers are those of its last step.
     fn describe_now(&self) -> WorkerDescription {
-        let gauges = self.shell.gauges();
+        let life = self.lives.present();
+        let Life { identity, shell, .. } = &*life;
+        let gauges = shell.gauges();
         let sequences = gauges.sequences;
         WorkerDescription {
             protocol: PROTOCOL_VERSION,
-            epoch: self.identity.epoch,
-            role: self.identity.role,
-            model: self.identity.model.clone(),
-            layout: self.identity.layout,
-            draining: gauges.draining || self.shutdown.is_draining(),
+            epoch: identity.epoch,
+            role: identity.role,
+            model: identity.model.clone(),
+            layout: identity.layout,
+            draining: gauges.draining || life.is_leaving() || self.shutdown.is_draining(),
             blocks_total: gauges.blocks.total,
             blocks_free: gauges.blocks.free + gauges.blocks.cached,
             sequences: sequences.waiting + sequences.running + sequences.preempted + sequences.reserved,
@@ -84,8 +88,7 @@ impl Worker for WorkerService {
         request: Request<wire::WatchRequest>,
     ) -> Result<Response<Self::WatchStream>, Status> {
         let with_blocks = request.into_inner().blocks;
-        let watcher =
-            Watcher::new(self.shell.clone(), self.identity.epoch, self.shutdown.clone(), with_blocks);
+        let watcher = Watcher::new(&self.lives, self.shutdown.clone(), with_blocks);
         let events = stream::unfold(Some(watcher), |watcher| async {
             let mut watcher = watcher?;
             match watcher.next().await? {
@@ -108,7 +111,8 @@ impl Worker for WorkerService {
         request: Request<wire::GetTokenizerRequest>,
     ) -> Result<Response<Self::GetTokenizerStream>, Status> {
         let asked = request.into_inner().digest()?;
-        let Identity { model, tokenizer, .. } = &self.identity;
+        let life = self.lives.present();
+        let Identity { model, tokenizer, .. } = &*life.identity;
         if asked != model.tokenizer || tokenizer.is_empty() {
             let message = format!("tokenizer {} expected, {asked} was asked for", model.tokenizer);
             return Err(Error::new(Reason::ModelNotFound, message).into());
@@ -129,7 +133,19 @@ impl Worker for WorkerService {
         if request.is_empty() {
             return Err(Error::invalid("request", "must not be empty").into());
         }
-        self.shell.fence(RequestId(request), Attempt(attempt)).await?;
+        self.lives.present().shell.fence(RequestId(request), Attempt(attempt)).await?;
         Ok(Response::new(wire::FenceResponse {}))
+    }
+
+    async fn change_role(
+        &self,
+        request: Request<wire::ChangeRoleRequest>,
+    ) -> Result<Response<wire::ChangeRoleResponse>, Status> {
+        let role = request.into_inner().role().try_into()?;
+        if self.shutdown.is_draining() {
+            return Err(ending().into());
+        }
+        let Changed { epoch, is_new } = self.lives.change(role).await?;
+        Ok(Response::new(wire::ChangeRoleResponse { epoch: epoch.0, changed: is_new }))
     }
 }

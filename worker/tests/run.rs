@@ -45,7 +45,7 @@ impl Core for Fragile {
 }
 
 fn parts() -> RoleParts {
-    RoleParts { role: Role::Decode, core: |_, _| Box::new(Fragile), service: |services, _, _| services }
+    RoleParts { role: Role::Decode, core: |_, _| Box::new(Fragile), service: |services, _| services }
 }
 
 fn config() -> Config {
@@ -70,7 +70,8 @@ const LONG: Duration = Duration::from_secs(10);
 #[tokio::test]
 async fn a_panic_of_the_engine_ends_the_process() {
     let context = Context::new("fragile", Vec::new());
-    let worker = run::run(parts(), config(), context.clone());
+    let roles = [parts()];
+    let worker = run::run(&roles, config(), context.clone());
     let fence = async {
         let fence = wire::FenceRequest { request: "r".into(), attempt: 1 };
         serving(&context).await.fence(fence).await.unwrap();
@@ -85,7 +86,8 @@ async fn a_panic_of_the_engine_ends_the_process() {
 #[tokio::test]
 async fn a_drain_ends_an_idle_worker_well() {
     let context = Context::new("idle", Vec::new());
-    let worker = run::run(parts(), config(), context.clone());
+    let roles = [parts()];
+    let worker = run::run(&roles, config(), context.clone());
     let drain = async {
         serving(&context).await;
         context.shutdown.drain();
@@ -98,7 +100,7 @@ async fn a_drain_ends_an_idle_worker_well() {
 async fn options_without_a_valid_value_are_named() {
     let refused = async |config: Config| {
         let context = Context::new("refused", Vec::new());
-        run::run(parts(), config, context).await.unwrap_err().to_string()
+        run::run(&[parts()], config, context).await.unwrap_err().to_string()
     };
     assert!(refused(Config { listen: "nowhere".into(), ..config() }).await.starts_with("listen: "));
     assert!(refused(Config { fetch_window: 0, ..config() }).await.starts_with("fetch_window: "));

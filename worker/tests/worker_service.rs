@@ -1,5 +1,7 @@
 //! What a worker says of itself.
 
+#![expect(clippy::unwrap_used, reason = "these are tests")]
+
 use bytes::Bytes;
 use engine::model::Interrupt;
 use engine::{KvCounts, SequenceCounts, TokenCounts};
@@ -12,6 +14,7 @@ use proto::{
     WorkerDescription, WorkerEpoch, WorkerLoad, wire,
 };
 use worker::core::{Action, CallId, Core, Event, Gauges, Now, StepSize};
+use worker::lives::{Life, Lives};
 use worker::shell::{self, ShellConfig};
 use worker::worker_service::{Identity, WorkerService};
 
@@ -114,7 +117,8 @@ async fn start(identity: Identity) -> (WorkerClient<Channel>, shell::Handle, Con
         vocabulary: None,
     };
     let handle = shell::spawn(Box::new(Numbers::default()), config, &context).expect("a thread");
-    let service = WorkerService::new(identity, handle.clone(), context.shutdown.clone());
+    let lives = Lives::only(Life::new("numbers", identity, handle.clone()));
+    let service = WorkerService::new(lives, context.shutdown.clone());
     let services = Services::new().add(limits!(WorkerServer::new(service)));
     node::serve_grpc(&Listener::Local("numbers".into()), services, &context).await.expect("a name");
     (limits!(WorkerClient::new(context.network.connect("local:numbers"))), handle, context)
@@ -200,6 +204,8 @@ async fn fence(handle: &shell::Handle, attempts: std::ops::Range<u32>) {
 async fn a_watch_tells_which_blocks_there_are_and_what_changes() {
     let (mut client, handle, context) = start(identity(Bytes::new())).await;
     fence(&handle, 1..3).await;
+    // What comes in before somebody watches has no number.
+    handle.watch().wait_for(|shown| shown.gauges.leases == 2).await.unwrap();
     let request = wire::WatchRequest { blocks: true };
     let mut stream = client.watch(request).await.unwrap().into_inner();
     let known = News::Known { chunk: 0, last: true, blocks: vec![name(1), name(2)] };

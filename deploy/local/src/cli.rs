@@ -7,6 +7,7 @@ mod fetch;
 mod gateway;
 mod mlc;
 mod process;
+mod role;
 mod router;
 mod worker;
 
@@ -17,18 +18,22 @@ use clap::error::ErrorKind;
 use clap::{Args, FromArgMatches, Parser, Subcommand};
 use node::Error;
 use node::config::Layers;
+use proto::Role;
 use serde::Serialize;
 
 use crate::cli::fetch::FetchOptions;
 use crate::cli::gateway::{FrontOptions, GatewayListenOptions};
 use crate::cli::mlc::MlcOptions;
-use crate::cli::process::{ClusterOptions, LogOptions, ProcessOptions, ServeOptions, SourceArgs};
+use crate::cli::process::{
+    ClusterOptions, ClusterTlsOptions, LogOptions, ProcessOptions, ServeOptions, SourceArgs,
+};
+use crate::cli::role::RoleOptions;
 use crate::cli::router::{RouterListenOptions, RoutingOptions};
 use crate::cli::worker::{EngineOptions, WorkerListenOptions};
 use crate::effective::Effective;
 use crate::model::ModelChoice;
 use crate::options::{ClusterConfig, ProcessConfig, ServeConfig};
-use crate::{fetch as fetch_model, mlc as mlc_words, single};
+use crate::{fetch as fetch_model, mlc as mlc_words, role as role_change, single};
 
 pub(crate) use defaults::command;
 #[cfg(test)]
@@ -71,6 +76,8 @@ pub(crate) enum Command {
     DecodeWorker(Box<WorkerArgs>),
     /// Put the files of a model into a folder
     Fetch(Box<FetchArgs>),
+    /// Give a running worker the other role: it drains first, then serves that
+    Role(Box<RoleArgs>),
 }
 
 /// Arguments of `baton serve`.
@@ -188,6 +195,27 @@ pub(crate) struct FetchArgs {
     log: LogOptions,
 }
 
+/// Arguments of `baton role`.
+#[derive(Args, Serialize)]
+pub(crate) struct RoleArgs {
+    /// What the worker is to be: prefill or decode
+    #[arg(value_name = "ROLE")]
+    #[serde(skip)]
+    word: String,
+    #[command(flatten)]
+    #[serde(skip)]
+    source: SourceArgs,
+    #[command(flatten)]
+    #[serde(flatten)]
+    role: RoleOptions,
+    #[command(flatten)]
+    #[serde(flatten)]
+    tls: ClusterTlsOptions,
+    #[command(flatten)]
+    #[serde(flatten)]
+    log: LogOptions,
+}
+
 /// What a command runs.
 pub(crate) enum Service {
     /// All services in one process.
@@ -196,6 +224,8 @@ pub(crate) enum Service {
     One(Box<single::Service>, Box<ClusterConfig>),
     /// A model is fetched.
     Fetch(Box<fetch_model::Config>),
+    /// A worker is asked to take that role.
+    Role(Role, Box<role_change::Config>),
 }
 
 /// A command with everything loaded.
@@ -249,6 +279,10 @@ impl Command {
             Self::Fetch(mut args) => {
                 args.fetch.take_word(args.word.take())?;
                 load(&args.from, &*args, |layers, _| Ok(Service::Fetch(Box::new(layers.load()?))))
+            }
+            Self::Role(args) => {
+                let role = role_change::named(&args.word)?;
+                load(&args.source, &*args, |layers, _| Ok(Service::Role(role, Box::new(layers.load()?))))
             }
         }
     }
@@ -316,6 +350,7 @@ impl Service {
                 single::Service::Decode(_) => "baton-decode",
             },
             Self::Fetch(_) => "baton-fetch",
+            Self::Role(..) => "baton-role",
         }
     }
 
@@ -325,6 +360,7 @@ impl Service {
             Self::All(config) => config.validate(),
             Self::One(service, _) => service.validate(),
             Self::Fetch(config) => config.validate(),
+            Self::Role(_, config) => config.validate(),
         }
     }
 }
@@ -333,12 +369,13 @@ impl Loaded {
     /// The options as they are set, as a file.
     pub(crate) fn shown(&self) -> String {
         let mut shown = Effective::new();
-        let unused: &[&str] =
-            if matches!(self.service, Service::Fetch(_)) { &defaults::OF_SERVERS } else { &[] };
+        let serves = matches!(self.service, Service::All(_) | Service::One(..));
+        let unused: &[&str] = if serves { &[] } else { &defaults::OF_SERVERS };
         shown.section_without("process", &self.process, unused);
         match &self.service {
             Service::All(config) => config.show(&mut shown),
             Service::Fetch(config) => shown.section("fetch", config),
+            Service::Role(_, config) => shown.section("role", config),
             Service::One(service, cluster) => {
                 shown.section("cluster", cluster);
                 service.show(&mut shown);

@@ -70,7 +70,7 @@ mod tests {
         let Ok(cli::Task::Run(command)) = cli::parse(all) else { return Err("not parsed".to_owned()) };
         match command.load().map_err(|error| error.to_string())?.service {
             Service::All(config) => Ok(config.gateway),
-            Service::One(..) | Service::Fetch(_) => unreachable!("serve runs everything"),
+            Service::One(..) | Service::Fetch(_) | Service::Role(..) => unreachable!("serve runs everything"),
         }
     }
 

@@ -1,4 +1,5 @@
-//! The `baton` binary, as a library: everything in one process ([`start`]), one service alone, or a model fetched.
+//! The `baton` binary, as a library: everything in one process ([`start`]), one service alone, a model fetched, or a
+//! worker's role changed.
 //!
 //! Read [`options`] for what can be configured, [`serve`] for how the services of one process are put together, and
 //! `single` for one service.
@@ -14,6 +15,7 @@ pub mod options;
 mod overrides;
 #[cfg(test)]
 mod reference;
+mod role;
 pub mod serve;
 mod single;
 
@@ -79,6 +81,7 @@ fn run_command(command: cli::Command) -> Result<(), Error> {
             cli::Service::Fetch(config) => {
                 fetch::run(*config, fetch::Hub::from_environment()).await.map(drop)
             }
+            cli::Service::Role(role, config) => role::change(role, &config).await,
             cli::Service::One(service, cluster) => single::run(*service, *cluster, process).await,
         }
     });

@@ -9,13 +9,14 @@ use crate::cli::{self, shown_default};
 use crate::overrides;
 
 /// The commands, each with its name in the table.
-const COMMANDS: [(&str, &str); 6] = [
+const COMMANDS: [(&str, &str); 7] = [
     ("serve", "serve"),
     ("gateway", "gateway"),
     ("router", "router"),
     ("prefill-worker", "workers"),
     ("decode-worker", "workers"),
     ("fetch", "fetch"),
+    ("role", "role"),
 ];
 
 /// Arguments that are no options of a file.

@@ -13,9 +13,9 @@ pub(crate) enum Service {
     Gateway(gateway::Config),
     /// See [`router::run`].
     Router(router::Config),
-    /// See [`prefill_worker::run`].
+    /// See [`prefill_worker`]. It may take the other role.
     Prefill(prefill_worker::Config),
-    /// See [`decode_worker::run`].
+    /// See [`decode_worker`]. It may take the other role.
     Decode(decode_worker::Config),
 }
 
@@ -85,8 +85,14 @@ pub(crate) async fn run(
     match service {
         Service::Gateway(config) => process.run(name, gateway::run(config, context)),
         Service::Router(config) => process.run(name, router::run(config, context)),
-        Service::Prefill(config) => process.run(name, prefill_worker::run(config, context)),
-        Service::Decode(config) => process.run(name, decode_worker::run(config, context)),
+        Service::Prefill(config) => {
+            let roles = [prefill_worker::parts(), decode_worker::parts()];
+            process.run(name, async move { worker::run::run(&roles, config, context).await });
+        }
+        Service::Decode(config) => {
+            let roles = [decode_worker::parts(), prefill_worker::parts()];
+            process.run(name, async move { worker::run::run(&roles, config, context).await });
+        }
     }
     process.finished(config.grace).await
 }

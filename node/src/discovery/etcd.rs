@@ -121,18 +121,20 @@ pub(super) async fn follow(
 }
 
 /// Keeps a service registered until the process drains. A worker that does not fit those of its model stops the process,
-/// with an error that names the field.
-pub(super) fn join(registry: &Registry, entry: Entry, context: &Context) {
+/// with an error that names the field. What is sent becomes the entry.
+pub(super) fn join(registry: &Registry, entry: Entry, context: &Context) -> channel::Sender<Entry> {
+    let (change, wanted) = channel::channel(entry);
     let (registry, members) = (registry.clone(), context.members.clone());
     let shutdown = context.shutdown.clone();
     // Held to the end: a process that leaves says so before it is gone.
     let busy = shutdown.busy();
     drop(context.tasks.spawn("registration", async move {
-        if let Err(refusal) = register::keep(registry, entry, members, &shutdown).await {
+        if let Err(refusal) = register::keep(registry, wanted, members, &shutdown).await {
             shutdown.fail(refusal.into());
         }
         drop(busy);
     }));
+    change
 }
 
 /// Reads what secures the calls to etcd. `None` for plain text.

@@ -106,6 +106,13 @@ impl Worker for Probe {
         Ok(Response::new(Guarded { chunks, _guard: guard }.boxed()))
     }
 
+    async fn change_role(
+        &self,
+        _: Request<wire::ChangeRoleRequest>,
+    ) -> Result<Response<wire::ChangeRoleResponse>, Status> {
+        Err(Status::unimplemented("it has one role"))
+    }
+
     async fn fence(
         &self,
         request: Request<wire::FenceRequest>,

@@ -133,6 +133,13 @@ impl Worker for Idle {
         Err(Error::invalid("digest", "there is no tokenizer").into())
     }
 
+    async fn change_role(
+        &self,
+        _: Request<wire::ChangeRoleRequest>,
+    ) -> Result<Response<wire::ChangeRoleResponse>, Status> {
+        Err(Status::unimplemented("it has one role"))
+    }
+
     async fn fence(&self, _: Request<wire::FenceRequest>) -> Result<Response<wire::FenceResponse>, Status> {
         Ok(Response::new(wire::FenceResponse {}))
     }

@@ -37,7 +37,7 @@ impl Live {
             if !roles.chains.contains(&chain) {
                 roles.chains.push(chain);
             }
-            match worker.role {
+            match worker.role() {
                 Role::Prefill => roles.prefill.push(place as u32),
                 Role::Decode => roles.decode.push(place as u32),
                 Role::Router => {}

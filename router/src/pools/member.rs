@@ -49,7 +49,7 @@ impl Worker {
         let described = self.description.as_deref();
         MemberDump {
             address: self.address.clone(),
-            role: self.role.name(),
+            role: self.role().name(),
             state: state.name(),
             reason: error.map(ToString::to_string),
             epoch: described.map(|described| described.epoch.to_string()),

@@ -97,7 +97,7 @@ impl Pools {
         };
         let find = |role, address: &String| {
             let worker = self.worker(address).filter(|_| allowed && !wish.failed.contains(address))?;
-            let takes = worker.role == role && worker.serves(wish.model);
+            let takes = worker.role() == role && worker.serves(wish.model);
             (takes && worker.state() == WorkerState::Live).then_some(worker)
         };
         let decode = find(Role::Decode, &placed.decode)?;

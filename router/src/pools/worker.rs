@@ -48,7 +48,7 @@ impl WorkerState {
 pub struct Change {
     /// Which worker.
     pub address: String,
-    /// What it is a member for.
+    /// What it is for.
     pub role: Role,
     /// What happened.
     pub kind: ChangeKind,
@@ -65,7 +65,12 @@ pub enum ChangeKind {
     Live(WorkerEpoch),
     /// It answers from another life than before.
     Restarted(WorkerEpoch),
-    /// It has begun to shut down.
+    /// It was for something else before.
+    Turned {
+        /// What that was.
+        from: Role,
+    },
+    /// It finishes what it has: it shuts down, or takes another role.
     Draining,
     /// It has not answered so far: it may still be loading.
     Absent(Error),
@@ -102,7 +107,8 @@ pub(super) struct Hot {
 /// A member and what is known of it.
 #[derive(Debug)]
 pub(super) struct Worker {
-    pub(super) role: Role,
+    /// What discovery says that it is; the worker knows better.
+    pub(super) listed: Role,
     pub(super) address: String,
     /// What it said last, kept while it is lost.
     pub(super) description: Option<Box<WorkerDescription>>,
@@ -160,7 +166,7 @@ impl Worker {
 
     pub(super) fn new(role: Role, address: &str) -> Self {
         Self {
-            role,
+            listed: role,
             address: address.to_owned(),
             description: None,
             seen: 0,
@@ -256,14 +262,15 @@ impl Worker {
         }
     }
 
+    /// What it is for: its own word, and until it has spoken that of discovery. A list that is fixed, or a name that stands
+    /// for many, cannot follow a worker that takes another role.
+    pub(super) fn role(&self) -> Role {
+        self.description.as_deref().map_or(self.listed, |description| description.role)
+    }
+
     /// Why it may work with no pool at all, whatever the others say.
     pub(super) fn stranger(&self) -> Option<Error> {
         let own = self.description.as_deref()?;
-        if own.role != self.role {
-            let (discovery, worker) = (self.role.name(), own.role.name());
-            let message = format!("role: discovery says {discovery}, the worker says {worker}");
-            return Some(Error::new(Reason::LayoutMismatch, message));
-        }
         if own.protocol != PROTOCOL_VERSION {
             let message = format!("protocol version: {PROTOCOL_VERSION} here, {} there", own.protocol);
             return Some(Error::new(Reason::LayoutMismatch, message));
@@ -290,7 +297,7 @@ impl Worker {
     }
 
     pub(super) fn change(&self, kind: ChangeKind) -> Change {
-        Change { address: self.address.clone(), role: self.role, kind }
+        Change { address: self.address.clone(), role: self.role(), kind }
     }
 }
 

@@ -314,6 +314,13 @@ impl wire::worker_server::Worker for Fake {
         Ok(Response::new(stream::empty().boxed()))
     }
 
+    async fn change_role(
+        &self,
+        _: Request<wire::ChangeRoleRequest>,
+    ) -> Result<Response<wire::ChangeRoleResponse>, Status> {
+        Err(Status::unimplemented("it has one role"))
+    }
+
     async fn fence(
         &self,
         request: Request<wire::FenceRequest>,

@@ -31,7 +31,11 @@ impl Scene {
                 vec!["ok".into()]
             }
             ["members", names @ ..] => {
-                let members = names.iter().map(|name| (script::role(name), *name));
+                // `d1` is listed for the role that its name says, `d1/prefill` for another.
+                let members = names.iter().map(|name| match name.split_once('/') {
+                    Some((name, role)) => (script::role(role), name),
+                    None => (script::role(name), *name),
+                });
                 self.pools.set_members(members).iter().map(shown).collect()
             }
             ["describe", names @ ..] => names.iter().flat_map(|name| self.describe(name, command)).collect(),
@@ -225,6 +229,7 @@ fn shown(change: &Change) -> String {
         ChangeKind::Left => format!("{role} {address} left"),
         ChangeKind::Live(epoch) => format!("{role} {address} is live in epoch {}", epoch.0),
         ChangeKind::Restarted(epoch) => format!("{role} {address} was restarted: epoch {}", epoch.0),
+        ChangeKind::Turned { from } => format!("{role} {address} was a {} worker before", from.name()),
         ChangeKind::Draining => format!("{role} {address} drains"),
         ChangeKind::Absent(error) => format!("{role} {address} does not answer yet: {}", error.message),
         ChangeKind::Lost(error) => format!("{role} {address} is lost: {}", error.message),

@@ -516,3 +516,37 @@ async fn a_drain_that_a_watch_tells_is_known_at_once() {
     }
     panic!("a worker that drains gets requests");
 }
+
+/// The list says one role and the worker another: it is what it says, before and after the list follows.
+#[tokio::test]
+async fn a_worker_is_what_it_says_that_it_is() {
+    let (prefill, turns, decode) = (Fake::new("p1"), Fake::new("d1"), Fake::new("d2"));
+    let mut cluster = start(config(), &[&prefill, &turns, &decode]).await;
+    cluster.answer(generation(4)).await.is_right(4);
+    turns.restarted();
+    turns.describe(|description| description.role = Role::Prefill);
+    let used = async |cluster: &mut Cluster| {
+        for _ in 0..100 {
+            let answer = cluster.answer(generation(4)).await;
+            answer.is_right(4);
+            let placed = answer.placed.last().unwrap();
+            if placed.prefill.as_deref() == Some("local:worker-1") {
+                assert_eq!(placed.decode, "local:worker-2");
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        panic!("nothing is placed on it in its new role");
+    };
+    used(&mut cluster).await;
+    let mut members: Vec<Member> = cluster.members.borrow().to_vec();
+    for member in members.iter_mut().filter(|member| member.address == "local:worker-1") {
+        member.role = Role::Prefill;
+    }
+    cluster.members.send_replace(members.into());
+    used(&mut cluster).await;
+    // Nobody decodes where prefills are served: the last decode worker goes, and requests wait in vain.
+    decode.describe(|description| description.draining = true);
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert_eq!(cluster.answer(generation(4)).await.reason(), Reason::WorkerLost);
+}

@@ -44,11 +44,12 @@ pub(crate) fn defaults(command: &str) -> Map<String, Value> {
         "gateway" => add(self::fields(&gateway::Config::default())),
         "router" => add(self::fields(&router::Config::default())),
         "fetch" => add(self::fields(&crate::fetch::Config::default())),
+        "role" => add(self::fields(&crate::role::Config::default())),
         "prefill-worker" | "decode-worker" => add(self::fields(&worker::Config::default())),
         // What plans reads no configuration.
         _ => return Map::new(),
     }
-    if command == "fetch" {
+    if matches!(command, "fetch" | "role") {
         fields.retain(|name, _| !OF_SERVERS.contains(&name.as_str()));
     } else if command != "serve" {
         add(self::fields(&ClusterConfig::default()));

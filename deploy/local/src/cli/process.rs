@@ -80,6 +80,18 @@ pub(crate) struct ClusterOptions {
     /// PEM file with that certificate's private key
     #[arg(long, value_name = "FILE")]
     etcd_tls_key: Option<PathBuf>,
+    #[command(flatten)]
+    #[serde(flatten)]
+    tls: ClusterTlsOptions,
+    /// Address to serve metrics at [default: none]
+    #[arg(long, value_name = "HOST:PORT")]
+    metrics_listen: Option<String>,
+}
+
+/// What secures calls between services: see [`crate::options::ClusterConfig`].
+#[derive(Args, Serialize)]
+#[command(next_help_heading = "Cluster")]
+pub(crate) struct ClusterTlsOptions {
     /// PEM file with the authorities of the certificates that services show each other [default: plain text]
     #[arg(long, value_name = "FILE")]
     cluster_tls_ca: Option<PathBuf>,
@@ -92,9 +104,6 @@ pub(crate) struct ClusterOptions {
     /// Name that every service's certificate is for [default: the host of its address]
     #[arg(long, value_name = "NAME")]
     cluster_tls_name: Option<String>,
-    /// Address to serve metrics at [default: none]
-    #[arg(long, value_name = "HOST:PORT")]
-    metrics_listen: Option<String>,
 }
 
 /// See [`crate::ServeOptions`].

@@ -16,7 +16,7 @@ use harness::{Folder, PATIENCE, Running, Taken, assert_refused, baton, output, s
 fn help_names_every_command_and_the_defaults() {
     let (code, help, _) = output(&mut baton(&["--help"]));
     assert_eq!(code, Some(0));
-    for command in ["serve", "gateway", "router", "prefill-worker", "decode-worker", "fetch"] {
+    for command in ["serve", "gateway", "router", "prefill-worker", "decode-worker", "fetch", "role"] {
         assert!(help.contains(&format!("\n  {command} ")), "{command} in {help}");
     }
     // Which option has a flag is checked against the configurations; here, that the defaults come with them.
@@ -44,6 +44,9 @@ fn what_cannot_be_is_refused_with_one_line() {
     let cases: &[(&[&str], &str)] = &[
         (&["serve", "--prot", "1"], "unexpected argument '--prot' found"),
         (&["serve", "--port", "http"], "invalid value 'http' for '--port <PORT>'"),
+        (&["role", "cook", "--worker", "127.0.0.1:9101"], "ROLE: expected prefill or decode, got \"cook\""),
+        (&["role", "prefill"], "--worker: expected HOST:PORT, where the worker serves gRPC"),
+        (&["role", "prefill", "--worker", "local:x"], "--worker: expected HOST:PORT"),
         (&["cook"], "unrecognized subcommand 'cook'"),
         (&["serve"], "--model: no model was named; `cargo xtask fetch-model` fetches one"),
         (&["prefill-worker", "--discovery", &discovery], "`cargo xtask fetch-model`"),

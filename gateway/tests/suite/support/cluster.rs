@@ -11,8 +11,8 @@ use proto::wire::generation_service_client::GenerationServiceClient;
 use proto::wire::router_server::RouterServer;
 use proto::wire::worker_server::{Worker, WorkerServer};
 use proto::wire::{
-    DescribeRequest, DescribeResponse, FenceRequest, FenceResponse, GetTokenizerRequest, TokenizerChunk,
-    WatchEvent, WatchRequest,
+    ChangeRoleRequest, ChangeRoleResponse, DescribeRequest, DescribeResponse, FenceRequest, FenceResponse,
+    GetTokenizerRequest, TokenizerChunk, WatchEvent, WatchRequest,
 };
 use proto::worker::PROTOCOL_VERSION;
 use proto::{
@@ -184,6 +184,13 @@ impl Worker for TokenizerWorker {
             .map(|bytes| Ok(TokenizerChunk { bytes: bytes.to_vec().into() }))
             .collect();
         Ok(Response::new(Box::pin(tokio_stream::iter(chunks))))
+    }
+
+    async fn change_role(
+        &self,
+        _: Request<ChangeRoleRequest>,
+    ) -> Result<Response<ChangeRoleResponse>, Status> {
+        Err(Status::unimplemented("a gateway does not ask this"))
     }
 
     async fn fence(&self, _: Request<FenceRequest>) -> Result<Response<FenceResponse>, Status> {

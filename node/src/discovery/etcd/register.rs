@@ -1,6 +1,7 @@
 //! Keeps one member registered, from its start to its drain.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use proto::Error as Refusal;
 use tokio::sync::watch;
@@ -9,17 +10,19 @@ use super::registration::{Action, Outcome, Registration};
 use super::registry::{Beats, Fault, Registered, Registry};
 use crate::{Clock, Entry, Member, Shutdown};
 
-/// Registers, and keeps it so until the process drains; then takes the member out at once.
+/// Registers what is wanted, and keeps it so until the process drains; then takes the member out at once.
 ///
 /// # Errors
 /// When the member does not fit the others of its model (invariant I9): the message names the field.
 pub(super) async fn keep(
     registry: Registry,
-    entry: Entry,
+    mut wanted: watch::Receiver<Entry>,
     members: watch::Receiver<Arc<[Member]>>,
     shutdown: &Shutdown,
 ) -> Result<(), Refusal> {
-    let mut place = Registrar { registry, entry, members, registration: Registration::new(), beats: None };
+    let entry = wanted.borrow_and_update().clone();
+    let registration = Registration::new();
+    let mut place = Registrar { registry, wanted, entry, former: None, members, registration, beats: None };
     let ended = tokio::select! {
         biased;
         () = shutdown.draining() => Ok(()),
@@ -33,7 +36,13 @@ pub(super) async fn keep(
 
 struct Registrar {
     registry: Registry,
+    /// What the member has to say of itself, as it changes.
+    wanted: watch::Receiver<Entry>,
+    /// The last of that which was taken over.
     entry: Entry,
+    /// The key under which it was registered before, to be taken out with the next put. A worker has two roles to be
+    /// registered for, and so no more than one of them is a former one.
+    former: Option<String>,
     members: watch::Receiver<Arc<[Member]>>,
     registration: Registration,
     /// Opened with the first beat of a lease, and anew when it broke.
@@ -57,9 +66,13 @@ impl Registrar {
     async fn stay(&mut self) -> Refusal {
         let clock = Clock::new();
         loop {
+            self.take_wanted(clock.now());
             let done = match self.registration.next(clock.now()) {
                 Action::Wait(until) => {
-                    tokio::time::sleep(until.saturating_sub(clock.now())).await;
+                    tokio::select! {
+                        () = tokio::time::sleep(until.saturating_sub(clock.now())) => {}
+                        Ok(()) = self.wanted.changed() => {}
+                    }
                     continue;
                 }
                 Action::Grant => {
@@ -78,6 +91,19 @@ impl Registrar {
             let is_listed = self.members.borrow().contains(&own);
             self.registration.on(outcome, is_listed, clock.now());
         }
+    }
+
+    /// Takes over what is wanted now, if that is something else.
+    fn take_wanted(&mut self, now: Duration) {
+        let wanted = self.wanted.borrow_and_update().clone();
+        if wanted == self.entry {
+            return;
+        }
+        let before = self.registry.key(&self.entry);
+        self.former =
+            Some(before).filter(|before| *before != self.registry.key(&wanted)).or(self.former.take());
+        self.entry = wanted;
+        self.registration.changed(now);
     }
 
     fn broken(&mut self, fault: &Fault) -> Outcome {
@@ -101,7 +127,8 @@ impl Registrar {
             let reading = self.registry.read().await?;
             self.check(&reading.members, i64::MAX)?;
         }
-        let revision = self.registry.put(&self.entry, lease).await?;
+        let revision = self.registry.put(&self.entry, self.former.as_deref(), lease).await?;
+        self.former = None;
         if compare {
             let reading = self.registry.read().await?;
             self.check(&reading.members, revision)?;

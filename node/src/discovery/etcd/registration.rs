@@ -91,6 +91,15 @@ impl Registration {
         }
     }
 
+    /// The member has something else to say of itself: the key is put again.
+    pub(super) fn changed(&mut self, now: Duration) {
+        if let Some(lease) = &mut self.lease
+            && std::mem::replace(&mut lease.registered, false)
+        {
+            self.next = now;
+        }
+    }
+
     /// Takes over what came of it. `is_listed` is whether the registry names this member, as far as is known here: a key
     /// that somebody deleted is put again.
     pub(super) fn on(&mut self, outcome: Outcome, is_listed: bool, now: Duration) {
@@ -185,6 +194,24 @@ mod tests {
         registration.on(Outcome::Put, false, at(2011));
         assert_eq!(registration.next(at(2011)), Action::Wait(at(4011)));
         assert_eq!(registration.next(at(4011)), Action::KeepAlive(7));
+    }
+
+    #[test]
+    fn what_a_member_has_to_say_anew_is_put_at_once_under_its_lease() {
+        let mut registration = registered();
+        registration.changed(at(100));
+        assert_eq!(registration.next(at(100)), Action::Put { lease: 7, compare: false });
+        // A second change, while nobody answers, does not shorten the pause.
+        registration.on(Outcome::Unanswered, true, at(100));
+        registration.changed(at(110));
+        assert_eq!(registration.next(at(110)), Action::Wait(at(200)));
+        assert_eq!(registration.next(at(200)), Action::Put { lease: 7, compare: false });
+        registration.on(Outcome::Put, true, at(200));
+        assert_eq!(registration.next(at(200)), Action::Wait(at(2200)));
+        // Without a lease there is one to be had first.
+        registration.on(Outcome::LeaseGone, true, at(2200));
+        registration.changed(at(2201));
+        assert_eq!(registration.next(at(2201)), Action::Grant);
     }
 
     #[test]

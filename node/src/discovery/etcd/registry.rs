@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use etcd_client::{
-    Client, ConnectOptions, GetOptions, LeaseKeepAliveStream, LeaseKeeper, PutOptions, WatchOptions,
-    WatchStream,
+    Client, ConnectOptions, GetOptions, LeaseKeepAliveStream, LeaseKeeper, PutOptions, Txn, TxnOp,
+    WatchOptions, WatchStream,
 };
 
 use super::{Entry, EtcdConfig, Place, secured};
@@ -121,11 +121,15 @@ impl Registry {
         Ok((answer.id(), Duration::from_secs(answer.ttl().max(1).unsigned_abs())))
     }
 
-    /// Puts a member's key under a lease, and gives the revision of that.
-    pub(super) async fn put(&self, entry: &Entry, lease: i64) -> Result<i64, Fault> {
+    /// Puts a member's key under a lease, and in the same moment takes its former key out, if there is one. Gives the
+    /// revision of that.
+    pub(super) async fn put(&self, entry: &Entry, former: Option<&str>, lease: i64) -> Result<i64, Fault> {
         let mut client = self.client.clone();
         let options = PutOptions::new().with_lease(lease);
-        let answer = self.within(client.put(self.key(entry), entry.value(), Some(options))).await?;
+        let put = TxnOp::put(self.key(entry), entry.value(), Some(options));
+        let steps: Vec<TxnOp> =
+            [put].into_iter().chain(former.map(|former| TxnOp::delete(former, None))).collect();
+        let answer = self.within(client.txn(Txn::new().and_then(steps))).await?;
         Ok(answer.header().map_or(0, etcd_client::ResponseHeader::revision))
     }
 
