@@ -67,7 +67,7 @@ struct Registrar {
 }
 
 /// A service's place among the members, if it has to see to that itself. Dropping it changes nothing: the service stays a
-/// member until the process drains.
+/// member until the process drains (a router) or has drained (a worker).
 #[derive(Debug)]
 pub struct Membership(Option<watch::Sender<Entry>>);
 
@@ -94,7 +94,7 @@ impl Registry {
         }
     }
 
-    /// Makes a service that serves by now a member, until the process drains. Returns at once. Where it turns out that a
+    /// Makes a service that serves by now a member, until the process drains (a router) or has drained (a worker). Returns at once. Where it turns out that a
     /// worker does not fit the others of its model (invariant I9), the process stops with an error that names the field.
     ///
     /// # Errors

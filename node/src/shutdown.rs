@@ -133,7 +133,16 @@ impl Shutdown {
         self.draining().await;
         tokio::select! {
             () = self.stopped() => {}
-            () = self.quiet() => {}
+            () = self.at_most(0) => {}
+        }
+    }
+
+    /// Returns once a drain began and no other [`Busy`] guard than this one is left, or at `stop`: for what comes last.
+    pub async fn idle_but(&self, _own: &Busy) {
+        self.draining().await;
+        tokio::select! {
+            () = self.stopped() => {}
+            () = self.at_most(1) => {}
         }
     }
 
@@ -143,13 +152,14 @@ impl Shutdown {
         Busy { shared: self.shared.clone() }
     }
 
-    async fn quiet(&self) {
+    /// Waits until there are no more guards than that: none, or one.
+    async fn at_most(&self, guards: usize) {
         loop {
             let quiet = self.shared.quiet.notified();
             tokio::pin!(quiet);
             // Registered before the count is read, so that a guard dropped in between wakes it.
             quiet.as_mut().enable();
-            if self.shared.busy.load(Ordering::Acquire) == 0 {
+            if self.shared.busy.load(Ordering::Acquire) <= guards {
                 return;
             }
             quiet.await;
@@ -174,7 +184,7 @@ impl Shutdown {
 
 impl Drop for Busy {
     fn drop(&mut self) {
-        if self.shared.busy.fetch_sub(1, Ordering::AcqRel) == 1 {
+        if self.shared.busy.fetch_sub(1, Ordering::AcqRel) <= 2 {
             self.shared.quiet.notify_waiters();
         }
     }

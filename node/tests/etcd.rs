@@ -155,7 +155,12 @@ async fn members_come_stay_and_leave() {
     let etcd = Etcd::start();
     // No lease ends within this test by itself.
     let ([prefill, decode, watcher], both) = three(&etcd.url(), Duration::from_mins(10)).await;
+    let busy = prefill.context.shutdown.busy();
     prefill.context.shutdown.drain();
+    // It is a member as long as it has something that others may come for.
+    tokio::time::sleep(LEASE).await;
+    watcher.knows(&both).await;
+    drop(busy);
     watcher.knows(&both[..1]).await;
     decode.knows(&both[..1]).await;
     tokio::time::timeout(PATIENCE, prefill.context.shutdown.idle()).await.expect("nothing is left to do");

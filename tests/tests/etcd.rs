@@ -143,3 +143,46 @@ async fn a_worker_that_does_not_fit_ends_with_the_name_of_the_field() {
     cluster.spawn_with((Service::Decode, 1), &[&other[..], &["--served-name", "other"]].concat());
     cluster.wait_log((Service::Decode, 1), "registered").await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_that_drains_stays_a_member_until_its_streams_have_moved() {
+    const TOKENS: usize = 150;
+    let etcd = Etcd::start();
+    let mut cluster = cluster(&etcd);
+    for index in 0..2 {
+        for service in [Service::Router, Service::Prefill, Service::Decode] {
+            cluster.spawn((service, index));
+        }
+    }
+    cluster.spawn(GATEWAY);
+    cluster.wait_ready().await;
+    routers_see(&cluster, "decode", 2).await;
+
+    let client = Client::new(cluster.grpc_port());
+    let asks: Vec<Ask> =
+        (0..4).map(|at| Ask::seeded(&prompt(300 + at * 50), TOKENS, u64::from(at))).collect();
+    let running: Vec<_> = asks.iter().map(|ask| client.clone().start(ask.clone())).collect();
+    let leaving = (Service::Decode, 1);
+    let until = Instant::now() + PATIENCE;
+    let labels = ["state=\"running\""];
+    while cluster.metrics(leaving).await.sum("baton_engine_sequences", &labels) == 0.0 {
+        assert!(Instant::now() < until, "a stream runs there; logs:\n{}", cluster.logs());
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    cluster.signal(leaving, "TERM");
+    let code = cluster.wait_exit(leaving, PATIENCE);
+    assert!(code.success(), "{code}; logs:\n{}", cluster.logs());
+    let (mut moved, mut retried) = (0.0, 0.0);
+    for router in [(Service::Router, 0), (Service::Router, 1)] {
+        let metrics = cluster.metrics(router).await;
+        moved += metrics.sum("baton_router_moves_total", &["outcome=\"OK\""]);
+        retried += metrics.sum("baton_router_retries_total", &[]);
+    }
+    assert!(moved >= 1.0 && retried == 0.0, "{moved} moved, {retried} retries; logs:\n{}", cluster.logs());
+    routers_see(&cluster, "decode", 1).await;
+    for (running, ask) in running.into_iter().zip(&asks) {
+        let answer = running.await.expect("the client does not panic");
+        assert_whole(&answer, TOKENS, &cluster);
+        assert_eq!(answer.tokens, client.ask(ask).await.tokens, "as by a worker that nobody disturbs");
+    }
+}

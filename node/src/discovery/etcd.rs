@@ -129,7 +129,7 @@ pub(super) fn join(registry: &Registry, entry: Entry, context: &Context) -> chan
     // Held to the end: a process that leaves says so before it is gone.
     let busy = shutdown.busy();
     drop(context.tasks.spawn("registration", async move {
-        if let Err(refusal) = register::keep(registry, wanted, members, &shutdown).await {
+        if let Err(refusal) = register::keep(registry, wanted, members, &shutdown, &busy).await {
             shutdown.fail(refusal.into());
         }
         drop(busy);

@@ -3,14 +3,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use proto::Error as Refusal;
+use proto::{Error as Refusal, Role};
 use tokio::sync::watch;
 
 use super::registration::{Action, Outcome, Registration};
 use super::registry::{Beats, Fault, Registered, Registry};
-use crate::{Clock, Entry, Member, Shutdown};
+use crate::{Busy, Clock, Entry, Member, Shutdown};
 
-/// Registers what is wanted, and keeps it so until the process drains; then takes the member out at once.
+/// Registers what is wanted, and keeps it so until the process drains; then takes the member out: a router at once, a worker
+/// when nothing but `busy` is left of the process, since until then peers fetch from it and routers move what it has.
 ///
 /// # Errors
 /// When the member does not fit the others of its model (invariant I9): the message names the field.
@@ -19,13 +20,16 @@ pub(super) async fn keep(
     mut wanted: watch::Receiver<Entry>,
     members: watch::Receiver<Arc<[Member]>>,
     shutdown: &Shutdown,
+    busy: &Busy,
 ) -> Result<(), Refusal> {
     let entry = wanted.borrow_and_update().clone();
     let registration = Registration::new();
+    let stays = entry.role != Role::Router;
     let mut place = Registrar { registry, wanted, entry, former: None, members, registration, beats: None };
     let ended = tokio::select! {
         biased;
-        () = shutdown.draining() => Ok(()),
+        () = shutdown.draining(), if !stays => Ok(()),
+        () = shutdown.idle_but(busy), if stays => Ok(()),
         refusal = place.stay() => Err(refusal),
     };
     if let Some(lease) = place.registration.lease() {
