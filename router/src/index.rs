@@ -65,6 +65,7 @@ pub struct Matches {
 
 impl Matches {
     /// Blocks at the front that the worker has.
+    #[inline]
     pub fn blocks(&self, slot: Slot) -> usize {
         self.depths.get(slot.index()).map_or(0, |&depth| depth as usize)
     }

@@ -130,6 +130,7 @@ impl Costs {
     /// Expected time until the request's work is done there, with what it takes from others, microseconds.
     ///
     /// A worker without room for the sequence would refuse it or preempt another: that costs a prompt more.
+    #[inline]
     pub fn of(&self, ask: &Ask, candidate: &Candidate) -> f64 {
         let load = &candidate.load;
         let missing = ask.tokens.saturating_sub(candidate.cached_tokens) as f64;
@@ -178,16 +179,7 @@ impl Chooser {
             (Policy::RoundRobin, _) => candidates.min_by_key(|candidate| candidate.turn),
             (Policy::LeastLoaded, _) | (Policy::Session, None) => candidates.min_by_key(burden),
             (Policy::PowerOfTwo, _) => self.two(candidates).into_iter().flatten().min_by_key(burden),
-            (Policy::Prefix, _) => {
-                // A thousand of them are looked at for each request: no candidate is kept, only what tells them apart.
-                let costed =
-                    candidates.map(|candidate| (costs.of(ask, &candidate), candidate.turn, candidate.id));
-                let least = |best: (f64, u64, usize), next: (f64, u64, usize)| {
-                    let is_less = next.0 < best.0 || (next.0 == best.0 && next.1 < best.1);
-                    if is_less { next } else { best }
-                };
-                return costed.reduce(least).map(|(_, _, id)| id);
-            }
+            (Policy::Prefix, _) => return cheapest(ask, costs, candidates),
             (Policy::Session, Some(session)) => {
                 candidates.max_by_key(|candidate| mix(candidate.name ^ session))
             }
@@ -215,6 +207,18 @@ impl Chooser {
     fn draw(&self) -> u64 {
         mix(self.draws.fetch_add(WEYL, Ordering::Relaxed))
     }
+}
+
+/// The `id` of the candidate with the least expected time; of equals, the one placed longest ago.
+#[inline]
+pub fn cheapest(ask: &Ask, costs: &Costs, candidates: impl Iterator<Item = Candidate>) -> Option<usize> {
+    // A thousand of them are looked at for each request: none is kept, only what tells them apart.
+    let costed = candidates.map(|candidate| (costs.of(ask, &candidate), candidate.turn, candidate.id));
+    let least = |best: (f64, u64, usize), next: (f64, u64, usize)| {
+        let is_less = next.0 < best.0 || (next.0 == best.0 && next.1 < best.1);
+        if is_less { next } else { best }
+    };
+    costed.reduce(least).map(|(_, _, id)| id)
 }
 
 /// Orders by load: sequences, then tokens, then whose turn it is.

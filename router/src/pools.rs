@@ -225,7 +225,7 @@ pub struct Pools {
 pub const INDEX_BYTES_MAX: usize = 256 << 20;
 
 /// Entries of the index that are swept with each event of a watch, when there is something to sweep. A thousand idle
-/// workers say something every two seconds each: a million entries are swept in eight.
+/// workers say something every 0.7 s each: a million entries are swept in a few seconds.
 const SWEEP_ENTRIES: usize = 256;
 
 /// Most workers that an error message names.

@@ -15,9 +15,9 @@ use crate::cluster::{Cluster, DescribeConfig};
 use crate::follow::{Effect, Follower};
 use crate::meters;
 
-/// Longest silence of a worker that is watched: two of its heartbeats and a half. That its host is gone is known sooner, by
-/// the connection.
-const SILENCE_MAX: Duration = Duration::from_secs(5);
+/// Longest silence of a worker that is watched: four of its heartbeats. That its host is gone is known sooner, by the
+/// connection.
+const SILENCE_MAX: Duration = Duration::from_secs(3);
 
 /// What a worker has said of itself that a watch says again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -21,8 +21,8 @@ use crate::shell::Shown;
 
 /// Least time between two messages' making: what happens within it is told together.
 const PAUSE: Duration = Duration::from_millis(50);
-/// Longest time without a word.
-const HEARTBEAT: Duration = Duration::from_secs(2);
+/// Longest time without a word. It is less than the interval of keep-alives: whoever watches then needs to send none.
+const HEARTBEAT: Duration = Duration::from_millis(700);
 /// Most names in a message: 64 KiB of them.
 const NAMES_MAX: usize = 4096;
 

@@ -1,4 +1,4 @@
-//! An idle router that a thousand workers talk to: each its description once, its blocks, and then a heartbeat every two seconds.
+//! An idle router that a thousand workers talk to: each its description once, its blocks, and then a heartbeat as a worker has it.
 
 use std::io::{BufRead, BufReader, Write as _};
 use std::process::{Child, ChildStdout, Command, Stdio};
@@ -118,7 +118,7 @@ impl Worker for Idle {
         let event = move |sequence, news| Ok(WatchEvent { epoch, sequence, news }.into());
         let known = News::Known { chunk: 0, last: true, blocks: own_blocks(self.number, BLOCKS) };
         let beats = stream::unfold(1, move |beat| async move {
-            tokio::time::sleep(Duration::from_secs(2)).await;
+            tokio::time::sleep(Duration::from_millis(700)).await;
             let load = WorkerLoad { blocks_free: 1 << 19, blocks_total: 1 << 20, ..WorkerLoad::default() };
             Some((event(beat, News::Load(load)), beat + 1))
         });

@@ -9,7 +9,7 @@ use super::worker::{Worker, WorkerState};
 use super::{Load, PlacedWorker, Placement, PlacementMode, Pools, Unplaceable, Wish};
 use crate::cost::Found;
 use crate::index::Matches;
-use crate::policy::{Ask, Candidate, Costs, Work, name_hash};
+use crate::policy::{Ask, Candidate, Costs, Policy, Work, cheapest, name_hash};
 
 impl Pools {
     /// Chooses workers for a request: those of the placement that it wants to be `beside`, or else those of the policy.
@@ -122,9 +122,15 @@ impl Pools {
         let matches = self.matches.borrow();
         let assumed = Costs::default();
         let costs = self.costs.get(wish.model).map_or(assumed, |costs| costs.costs(assumed));
+        let is_any_admitted = unfailed().any(|place| admits(&place));
+        let open = unfailed().filter(|place| !is_any_admitted || admits(place));
         let seen = |place| self.candidate(place, wish, &matches);
-        let chosen = self.chooser.choose(&ask, &costs, unfailed().filter(admits).map(seen));
-        if let Some(chosen) = chosen.or_else(|| self.chooser.choose(&ask, &costs, unfailed().map(seen))) {
+        // The one that computes something for each candidate is a loop of its own, for the compiler to see through.
+        let chosen = match self.chooser.policy() {
+            Policy::Prefix => cheapest(&ask, &costs, open.map(|place| self.candidate(place, wish, &matches))),
+            _ => self.chooser.choose(&ask, &costs, open.map(seen)),
+        };
+        if let Some(chosen) = chosen {
             return Some(&self.workers[chosen]);
         }
         let failure = |worker: &&Worker| wish.failed.iter().rposition(|address| *address == worker.address);
@@ -141,6 +147,7 @@ impl Pools {
     }
 
     /// Tokens at the front of the prompt that the worker has. The last is always computed.
+    #[inline]
     fn cached_tokens(worker: &Worker, wish: &Wish<'_>, matches: &[Matches]) -> usize {
         let Some(slot) = worker.hot.slot else { return 0 };
         let size = worker.hot.block_tokens as usize;
@@ -149,6 +156,7 @@ impl Pools {
         (blocks * size).min(wish.tokens.saturating_sub(1))
     }
 
+    #[inline]
     fn candidate(&self, place: usize, wish: &Wish<'_>, matches: &[Matches]) -> Candidate {
         let worker = &self.workers[place];
         Candidate {

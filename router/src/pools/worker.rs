@@ -210,6 +210,7 @@ impl Worker {
     }
 
     /// Whether it may be chosen while there are others.
+    #[inline]
     pub(super) fn is_admitted(&self, now: Duration) -> bool {
         !self.hot.is_spared || self.circuit.admits(now)
     }
@@ -237,6 +238,7 @@ impl Worker {
 
     /// What it has to do: as it said last, with what was placed since. A worker that has said nothing has what this
     /// router placed on it.
+    #[inline]
     pub(super) fn load_now(&self) -> WorkerLoad {
         if let Some(reported) = self.hot.reported {
             let [waiting, running, waiting_tokens, running_tokens, blocks_free, blocks_total] =
