@@ -2,11 +2,12 @@
 //!
 //! A circuit is *closed* while its worker does what it is asked. [`FAILURES_MAX`] failures without a success between
 //! them *open* it: for a back-off, which doubles each time, the worker is chosen only where there is no other. Then it is
-//! *half open*: one request may try it. What becomes of that closes the circuit or opens it again.
+//! *half open*: one request may try it. What becomes of that closes the circuit or opens it again; a try that tells nothing (its
+//! client went away, there was no room) is followed by another after as long as the circuit was open.
 //!
 //! Refusals for want of room are no failures. A worker that comes back from another life begins with a closed circuit.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// Failures in a row that open a circuit.
@@ -50,8 +51,8 @@ pub struct Circuit {
     open_until: Option<Duration>,
     /// How long it was opened last.
     backoff: Duration,
-    /// A request tries it, half open as it is.
-    tried: AtomicBool,
+    /// When a request tried it, half open as it is, microseconds; 0 when none has.
+    tried: AtomicU64,
 }
 
 impl Circuit {
@@ -74,14 +75,17 @@ impl Circuit {
         match self.state(now) {
             CircuitState::Closed => true,
             CircuitState::Open => false,
-            CircuitState::HalfOpen => !self.tried.load(Ordering::Relaxed),
+            CircuitState::HalfOpen => {
+                let tried = self.tried.load(Ordering::Relaxed);
+                tried == 0 || now >= Duration::from_micros(tried).saturating_add(self.backoff)
+            }
         }
     }
 
     /// A request was placed there.
     pub fn placed(&self, now: Duration) {
         if self.state(now) == CircuitState::HalfOpen {
-            self.tried.store(true, Ordering::Relaxed);
+            self.tried.store((now.as_micros() as u64).max(1), Ordering::Relaxed);
         }
     }
 
@@ -100,7 +104,7 @@ impl Circuit {
         }
         self.backoff = (self.backoff * 2).clamp(BACKOFF_MIN, BACKOFF_MAX);
         self.open_until = Some(now.saturating_add(self.backoff));
-        *self.tried.get_mut() = false;
+        *self.tried.get_mut() = 0;
     }
 }
 
@@ -132,6 +136,7 @@ mod tests {
         assert_eq!((circuit.state(later), circuit.admits(later)), (HalfOpen, true));
         circuit.placed(later);
         assert!(!circuit.admits(later));
+        assert!(circuit.admits(later + SECOND), "the try has told nothing, and so there is another");
         circuit.failed(later);
         assert_eq!(circuit.state(later + SECOND), Open, "twice as long as before");
         assert_eq!(circuit.state(later + 2 * SECOND), HalfOpen);

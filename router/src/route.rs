@@ -57,6 +57,8 @@ pub(crate) struct Route {
     decode: Option<(String, Call)>,
     /// Takes the times of the present placement.
     stopwatch: Option<Stopwatch>,
+    /// Who computes the prompt of the present attempt, until decode has made a token of it.
+    untaken: Option<String>,
     /// When to tick.
     wake: Option<Duration>,
     /// What the client has not taken yet. No call is listened to before this is empty, so it holds what one event
@@ -96,6 +98,7 @@ impl Route {
             prefill: None,
             decode: None,
             stopwatch: None,
+            untaken: None,
             wake: None,
             outbox: VecDeque::new(),
             end: None,
@@ -202,8 +205,10 @@ impl Route {
     /// Waits for what happens next. `None` when that was only a client that took an item.
     async fn next(&mut self) -> Option<Event> {
         let listening = self.outbox.is_empty();
-        let Self { shared, dispatch, outbox, items, changes, prefill, decode, stopwatch, wake, .. } = self;
-        let mut listener = Listener { shared, model: &dispatch.generation().model, stopwatch };
+        let Self { shared, dispatch, outbox, items, changes, prefill, decode, wake, .. } = self;
+        let model = &dispatch.generation().model;
+        let mut listener =
+            Listener { shared, model, stopwatch: &mut self.stopwatch, untaken: &mut self.untaken };
         let now = shared.context.clock.now();
         let tick = async {
             match wake {
@@ -303,6 +308,7 @@ impl Route {
                     self.attempt = attempt(&self.span, placed, (self.shared.dispatch.placement, policy));
                     let tokens = self.dispatch.generation().tokens.len();
                     let now = self.shared.context.clock.now();
+                    self.untaken.clone_from(&placed.prefill);
                     self.stopwatch = Some(Stopwatch::start(placed.prefill.is_some(), tokens, now));
                     debug!(request = %self.request, attempt = placed.attempt.0, prefill = placed.prefill,
                         decode = placed.decode, "placed");
@@ -368,30 +374,34 @@ struct Listener<'a> {
     shared: &'a Shared,
     model: &'a str,
     stopwatch: &'a mut Option<Stopwatch>,
+    untaken: &'a mut Option<String>,
 }
 
 impl Listener<'_> {
-    /// Notes whether the worker did what it was asked.
-    fn judge(&self, worker: &str, event: &Event) {
-        let is_good = match event {
-            Event::PrefillDone { .. } => true,
-            Event::DecodeToken { token, .. } if token.finish.is_some() => true,
-            Event::PrefillEnded { error: Some(error), .. }
-            | Event::DecodeEnded { error: Some(error), .. } => {
-                let is_refusal = matches!(error.reason, Reason::OutOfBlocks | Reason::QueueFull);
-                if is_refusal || !error.reason.is_retryable() {
-                    return;
-                }
-                false
-            }
+    /// Notes whether workers did what they were asked. What prefill has made is good when decode has made a token of it; until
+    /// then either of the two may be at fault for what fails.
+    fn judge(&mut self, worker: &str, event: &Event) {
+        let counts = |error: &Error| {
+            error.reason.is_retryable() && !matches!(error.reason, Reason::OutOfBlocks | Reason::QueueFull)
+        };
+        let (is_good, other) = match event {
+            Event::DecodeToken { token, .. } => match self.untaken.take() {
+                None if token.finish.is_none() => return,
+                prefill => (true, prefill),
+            },
+            Event::PrefillDone { token, .. } if token.finish.is_some() => (true, None),
+            Event::PrefillEnded { error: Some(error), .. } if counts(error) => (false, None),
+            Event::DecodeEnded { error: Some(error), .. } if counts(error) => (false, self.untaken.take()),
             _ => return,
         };
         let now = self.shared.context.clock.now();
         let mut pools = self.shared.cluster.pools();
-        let changed = if is_good { pools.succeeded(worker, now) } else { pools.failed(worker, now) };
-        if changed {
-            meters::spared(pools.spared());
-            info!(worker, closed = is_good, "a worker's circuit has changed");
+        for worker in [Some(worker), other.as_deref()].into_iter().flatten() {
+            let changed = if is_good { pools.succeeded(worker, now) } else { pools.failed(worker, now) };
+            if changed {
+                meters::spared(pools.spared());
+                info!(worker, closed = is_good, "a worker's circuit has changed");
+            }
         }
     }
 
