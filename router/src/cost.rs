@@ -240,8 +240,9 @@ impl CostModel {
     }
 }
 
+/// What workers say may be more than any time.
 fn micros(us: f64) -> Duration {
-    Duration::from_secs_f64(us / 1e6)
+    Duration::try_from_secs_f64(us / 1e6).unwrap_or(Duration::MAX)
 }
 
 /// A line through samples of tokens and microseconds, by weighted least squares.

@@ -265,6 +265,7 @@ impl Dispatch {
     /// So much of its time went by before its start.
     pub fn has_waited(&mut self, waited: Duration) {
         self.total = self.total.saturating_sub(waited);
+        self.generation.time_left = self.total;
     }
 
     /// Names the full blocks of its tokens, so that it can be placed where their KV is.

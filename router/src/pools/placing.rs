@@ -75,9 +75,10 @@ impl Pools {
         let costs = self.costs.get(wish.model)?;
         self.look_up(wish);
         let matches = self.matches.borrow();
-        let role = match wish.mode {
-            PlacementMode::Fused => Role::Decode,
-            PlacementMode::Auto | PlacementMode::Split => Role::Prefill,
+        let roles: &[Role] = match wish.mode {
+            PlacementMode::Fused => &[Role::Decode],
+            PlacementMode::Split => &[Role::Prefill],
+            PlacementMode::Auto => &[Role::Prefill, Role::Decode],
         };
         let expected = |&place: &u32| {
             let worker = &self.workers[place as usize];
@@ -85,7 +86,8 @@ impl Pools {
             let missing = wish.tokens - Self::cached_tokens(worker, wish, &matches);
             if waiting == 0 { None } else { costs.prefill(waiting + missing) }
         };
-        let all: Option<Vec<Duration>> = self.live.of(role, wish.model).iter().map(expected).collect();
+        let able = roles.iter().flat_map(|role| self.live.of(*role, wish.model));
+        let all: Option<Vec<Duration>> = able.map(expected).collect();
         all?.into_iter().min()
     }
 
