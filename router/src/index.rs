@@ -23,6 +23,9 @@ use entries::{Entries, NONE};
 use holders::Holders;
 use table::Table;
 
+/// Most entries that are forgotten to make room for one worker in a set: beyond that the worker is left out.
+const FORGOTTEN_MAX: usize = 64;
+
 /// A worker's place in the sets of an index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Slot(u16);
@@ -189,12 +192,14 @@ impl PrefixIndex {
         };
         self.entries.use_now(place);
         let growth = self.entries.holders(place).growth(slot.0);
+        let mut forgotten = 0;
         while growth > 0 && self.bytes() + growth > self.bytes_max {
             let oldest = self.entries.oldest();
-            if oldest == place || oldest == NONE {
-                // Not even this one set fits.
+            if oldest == place || oldest == NONE || forgotten == FORGOTTEN_MAX {
+                // Not even this one set fits, or there is little to be had: most entries take no memory of their own.
                 return self.forget_if_empty(place);
             }
+            forgotten += 1;
             self.forget(oldest);
             self.evictions += 1;
         }
