@@ -94,8 +94,9 @@ impl Registry {
         }
     }
 
-    /// Makes a service that serves by now a member, until the process drains (a router) or has drained (a worker). Returns at once. Where it turns out that a
-    /// worker does not fit the others of its model (invariant I9), the process stops with an error that names the field.
+    /// Makes a service that serves by now a member, until the process drains (a router) or has drained (a worker). Returns at
+    /// once. Where it turns out that a worker does not fit the others of its model (invariant I9), the process stops with an
+    /// error that names the field.
     ///
     /// # Errors
     /// [`Error::Option`] of `advertise` when the address is none under which others reach this process.

@@ -263,23 +263,15 @@ async fn leave(shell: &Handle, notice: Duration) -> Result<(), Error> {
     shell.finish().await
 }
 
-/// Tells the core of a drain, after routers had time to learn of it from `Describe`, and keeps the process busy until nothing is left that a peer may still come for.
+/// Tells the core of a drain, after routers had time to learn of it from its watch, and keeps the process busy until nothing is
+/// left that a peer may still come for.
 async fn drain(handle: Handle, shutdown: Shutdown, notice: Duration) {
-    let mut shown = handle.watch();
-    // Taken before the drain begins, so that there is no moment in which the process looks idle and is not.
-    let mut busy = None;
-    loop {
-        let is_idle = shown.borrow_and_update().is_idle;
-        busy = if is_idle { None } else { busy.or_else(|| Some(shutdown.busy())) };
-        tokio::select! {
-            changed = shown.changed() => if changed.is_err() { return },
-            () = shutdown.draining() => break,
-        }
-    }
-    let busy = busy.unwrap_or_else(|| shutdown.busy());
+    // Held from the start, so that there is no moment in which a drain has begun and the process looks idle.
+    let busy = shutdown.busy();
+    shutdown.draining().await;
     tokio::time::sleep(notice).await;
     // An engine that has ended needs no drain, and has nothing left either.
     let _ = handle.drain().await;
-    let _ = shown.wait_for(|shown| shown.is_idle).await;
+    let _ = handle.watch().wait_for(|shown| shown.is_idle).await;
     drop(busy);
 }

@@ -120,8 +120,8 @@ pub(super) async fn follow(
     Ok(Discovery { members, registry: super::Registry(Some(Registrar { etcd: registry, has_answered })) })
 }
 
-/// Keeps a service registered until the process drains. A worker that does not fit those of its model stops the process,
-/// with an error that names the field. What is sent becomes the entry.
+/// Keeps a service registered until the process drains (a router) or has drained (a worker). A worker that does not fit those
+/// of its model stops the process, with an error that names the field. What is sent becomes the entry.
 pub(super) fn join(registry: &Registry, entry: Entry, context: &Context) -> channel::Sender<Entry> {
     let (change, wanted) = channel::channel(entry);
     let (registry, members) = (registry.clone(), context.members.clone());

@@ -1,4 +1,4 @@
-//! Keeps one member registered, from its start to its drain.
+//! Keeps one member registered, from its start to its end.
 
 use std::sync::Arc;
 use std::time::Duration;
