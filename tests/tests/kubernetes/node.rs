@@ -61,7 +61,8 @@ impl Node {
             made: 0,
             outside,
             network,
-            coming: VecDeque::new(),
+            // Nobody is named at first: what the first look shows is news like any other.
+            coming: VecDeque::from([(Instant::now(), Endpoints::new())]),
             published: Published::default(),
         };
         node.write_hosts(&Endpoints::new());
