@@ -1,11 +1,12 @@
 //! The cluster as this router sees it, for its dashboard and its gateways': members, load, requests, the last minutes.
 //!
 //! Every two seconds this reads what workers report ([`node::figures`]) and what this process counts, and keeps an overview
-//! that whoever asks gets at once. Nothing that serves a request waits for it.
+//! that whoever asks gets at once. Nothing that serves a request waits for it. Of many workers it asks some each time while
+//! nobody looks, so that what it costs does not grow with them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use futures::{StreamExt, stream};
 use node::Context;
@@ -24,8 +25,15 @@ const EVERY: Duration = Duration::from_secs(2);
 const FIGURES_TIME_MAX: Duration = Duration::from_secs(1);
 /// Most workers that are asked at once.
 const AT_ONCE_MAX: usize = 32;
+/// Most workers that are asked in one look while nobody reads what comes of it.
+const ASKED_MAX: usize = 100;
+/// How long after one read another is to be expected.
+const READ_AGAIN: Duration = Duration::from_secs(10);
 /// Share of KV blocks that are neither free nor reclaimable from which on a worker is short of them.
 const KV_SHORT: f64 = 0.95;
+
+/// The state of a member that does not answer.
+const LOST: &str = "lost";
 
 /// Requests of clients, not of probes.
 const CLIENTS: &[(&str, &str)] = &[("probe", "false")];
@@ -33,6 +41,8 @@ const CLIENTS: &[(&str, &str)] = &[("probe", "false")];
 /// The latest overview.
 pub(crate) struct Overview {
     latest: Mutex<Arc<[u8]>>,
+    /// When somebody read it last.
+    read: Mutex<Option<Instant>>,
 }
 
 /// An overview as it is shown.
@@ -103,11 +113,12 @@ enum Severity {
 impl Overview {
     /// Nothing seen yet.
     pub(crate) fn new() -> Self {
-        Self { latest: Mutex::new(b"null".as_slice().into()) }
+        Self { latest: Mutex::new(b"null".as_slice().into()), read: Mutex::new(None) }
     }
 
     /// The latest overview: JSON, `null` before the first.
     pub(crate) fn json(&self) -> Arc<[u8]> {
+        *lock(&self.read) = Some(Instant::now());
         Arc::clone(&lock(&self.latest))
     }
 
@@ -119,7 +130,8 @@ impl Overview {
         loop {
             every.tick().await;
             let members = cluster.pools().members();
-            let page = watch.look(members, &context).await;
+            let is_read = lock(&self.read).is_some_and(|read| read.elapsed() < READ_AGAIN);
+            let page = watch.look(members, if is_read { usize::MAX } else { ASKED_MAX }, &context).await;
             match serde_json::to_vec(&page) {
                 Ok(json) => *lock(&self.latest) = json.into(),
                 Err(error) => tracing::error!(%error, "the overview cannot be written"),
@@ -147,38 +159,38 @@ struct Watch {
     workers: BTreeMap<String, Watched>,
     own: Option<Figures>,
     history: History,
+    /// Looks so far.
+    looks: u64,
 }
 
 /// A worker that was seen.
 #[derive(Default)]
 struct Watched {
+    /// The look in which it was asked last.
+    asked: u64,
     /// The life that `figures` are of, and when they were read.
     epoch: Option<String>,
     figures: Option<(Duration, Figures)>,
     report: Option<Report>,
     error: Option<String>,
-    /// What moved and failed, and which prompts came, between the last two reads.
     change: Change,
 }
 
-/// What changed at a worker from one read to the next.
+/// What changed at a worker from one read to the next: bytes that moved and prompt tokens that came, each second, and
+/// transfers that failed.
 #[derive(Clone, Copy, Default)]
 struct Change {
     bytes: f64,
-    failures: f64,
     cached: f64,
     computed: f64,
+    /// Nothing once it was told.
+    failures: f64,
 }
 
 impl Watch {
-    async fn look(&mut self, members: Vec<MemberDump>, context: &Context) -> Page {
-        self.workers.retain(|address, _| members.iter().any(|member| member.address == *address));
-        // A worker that is lost would only be waited for.
-        let asked: Vec<String> = members
-            .iter()
-            .filter(|member| member.state != "lost")
-            .map(|member| member.address.clone())
-            .collect();
+    /// Asks `asked_max` of the members, those first that were asked longest ago.
+    async fn look(&mut self, members: Vec<MemberDump>, asked_max: usize, context: &Context) -> Page {
+        let asked = self.whom_to_ask(&members, asked_max);
         let answers = stream::iter(asked).map(|address| {
             let network = context.network.clone();
             async move {
@@ -193,10 +205,27 @@ impl Watch {
             match answers.remove(&member.address) {
                 Some(Ok(figures)) => watched.take(figures, member.epoch.as_ref(), now),
                 Some(Err(status)) => watched.fail(status.message().to_owned()),
-                None => watched.fail("it is lost".to_owned()),
+                None if member.state == LOST => watched.fail("it is lost".to_owned()),
+                None => {}
             }
         }
         self.page(members, now)
+    }
+
+    fn whom_to_ask(&mut self, members: &[MemberDump], asked_max: usize) -> Vec<String> {
+        self.looks += 1;
+        let named: HashSet<&str> = members.iter().map(|member| member.address.as_str()).collect();
+        self.workers.retain(|address, _| named.contains(address.as_str()));
+        // A worker that is lost would only be waited for.
+        let able = members.iter().filter(|member| member.state != LOST);
+        let asked = |address: &String| self.workers.get(address).map_or(0, |watched| watched.asked);
+        let mut able: Vec<_> = able.map(|member| (asked(&member.address), member.address.clone())).collect();
+        able.sort();
+        able.truncate(asked_max);
+        for (_, address) in &able {
+            self.workers.entry(address.clone()).or_default().asked = self.looks;
+        }
+        able.into_iter().map(|(_, address)| address).collect()
     }
 
     fn page(&mut self, members: Vec<MemberDump>, now: Duration) -> Page {
@@ -204,6 +233,7 @@ impl Watch {
         let at_ms = unix_milliseconds();
         let row = self.row(&own);
         self.history.push(at_ms, &row);
+        self.workers.values_mut().for_each(|watched| watched.change.failures = 0.0);
         let mut transfer_failures = BTreeMap::new();
         for (_, figures) in self.workers.values().filter_map(|watched| watched.figures.as_ref()) {
             for (cause, count) in figures.by("baton_worker_kv_transfer_failures_total", &[], "cause") {
@@ -257,7 +287,7 @@ impl Watch {
             ("requests", in_flight),
             ("retries", counted("baton_router_retries_total")),
             ("ended", counted("baton_router_requests_total")),
-            ("transfer_bytes_per_second", before.map(|_| sum(|change| change.bytes) / EVERY.as_secs_f64())),
+            ("transfer_bytes_per_second", before.map(|_| sum(|change| change.bytes))),
             ("transfer_failures", before.map(|_| sum(|change| change.failures))),
             ("prefix_hits", (cached + computed > 0.0).then(|| cached / (cached + computed))),
             ("kv_used", (total > 0.0).then(|| blocks("used") / total)),
@@ -292,12 +322,12 @@ impl Watched {
         let rate = |name: &str, labels: &[(&str, &str)]| Some(since(name, labels)? / seconds?);
         let moved = |direction| rate("baton_worker_kv_transfer_bytes_total", &[("direction", direction)]);
         let prompts = |source| {
-            since("baton_engine_prompt_tokens_total", &[("source", source), ("probe", "false")])
-                .unwrap_or(0.0)
+            let labels = [("source", source), ("probe", "false")];
+            rate("baton_engine_prompt_tokens_total", &labels).unwrap_or(0.0)
         };
         self.change = Change {
             // What one sends another receives.
-            bytes: since("baton_worker_kv_transfer_bytes_total", &[("direction", "in")]).unwrap_or(0.0),
+            bytes: moved("in").unwrap_or(0.0),
             failures: since("baton_worker_kv_transfer_failures_total", &[]).unwrap_or(0.0),
             cached: prompts("cached"),
             computed: prompts("computed"),
@@ -326,7 +356,7 @@ fn alerts(row: &WorkerRow) -> Vec<Alert> {
     let mut add = |severity, text: String| alerts.push(Alert { severity, text: format!("{name} {text}") });
     let reason = member.reason.as_deref().unwrap_or("it has not said why");
     match member.state {
-        "lost" => add(Severity::Fault, format!("is lost: {reason}")),
+        LOST => add(Severity::Fault, format!("is lost: {reason}")),
         "refused" => add(Severity::Fault, format!("is refused: {reason}")),
         _ => {
             if let Some(error) = report_error {
@@ -404,6 +434,21 @@ mod tests {
     }
 
     #[test]
+    fn of_many_workers_those_are_asked_first_that_were_asked_longest_ago() {
+        let named = |state, name: &str| MemberDump { address: name.into(), ..member(state, None) };
+        let mut members =
+            vec![named("live", "a"), named("lost", "b"), named("live", "c"), named("live", "d")];
+        let mut watch = Watch::default();
+        assert_eq!(watch.whom_to_ask(&members, 2), ["a", "c"]);
+        assert_eq!(watch.whom_to_ask(&members, 2), ["d", "a"]);
+        members[1] = named("live", "b");
+        members.pop();
+        assert_eq!(watch.whom_to_ask(&members, 2), ["b", "c"]);
+        assert_eq!(watch.whom_to_ask(&members, usize::MAX), ["a", "b", "c"]);
+        assert!(!watch.workers.contains_key("d"));
+    }
+
+    #[test]
     fn rates_are_those_of_one_life() {
         let figures = |tokens: u32, bytes: u32| {
             Figures::parse(&format!(
@@ -422,7 +467,7 @@ mod tests {
         assert_eq!(rates(&watched), (None, None));
         watched.take(figures(30, 500), Some(&one), at(3));
         assert_eq!(rates(&watched), (Some(10.0), Some(200.0)));
-        assert_eq!(watched.change.bytes, 400.0);
+        assert_eq!(watched.change.bytes, 200.0);
         watched.take(figures(5, 5), Some(&other), at(5));
         assert_eq!(rates(&watched), (None, None));
         watched.take(figures(9, 5), Some(&other), at(7));
