@@ -81,6 +81,11 @@ impl Watcher {
             if let Some(event) = self.outbox.pop_front() {
                 return Some(Ok(event));
             }
+            if self.load.is_none() {
+                // The load is known at once; blocks the engine has to be asked for, and it answers between two steps.
+                self.make_load(self.is_leaving());
+                continue;
+            }
             if self.made.is_some() && !self.wait().await {
                 return None;
             }
@@ -144,6 +149,12 @@ impl Watcher {
                 }
             }
         }
+        self.make_load(is_leaving);
+        Ok(())
+    }
+
+    /// Tells the load if that is due.
+    fn make_load(&mut self, is_leaving: bool) {
         let now = Instant::now();
         let mut load = load(&self.life.shell.gauges());
         load.draining |= is_leaving || self.shutdown.is_draining();
@@ -152,7 +163,6 @@ impl Watcher {
             self.load = Some((load, now));
             self.tell(self.loads, News::Load(load));
         }
-        Ok(())
     }
 
     fn tell(&mut self, sequence: u64, news: News) {
