@@ -132,20 +132,46 @@ impl Costs {
     /// A worker without room for the sequence would refuse it or preempt another: that costs a prompt more.
     #[inline]
     pub fn of(&self, ask: &Ask, candidate: &Candidate) -> f64 {
-        let load = &candidate.load;
-        let missing = ask.tokens.saturating_sub(candidate.cached_tokens) as f64;
-        let queued = load.waiting_tokens as f64 * self.prefill_token_us;
-        let beside = load.sequences() as f64 * self.decode_sequence_us;
-        let cost = match ask.work {
-            Work::Prefill => missing * self.prefill_token_us + queued,
-            Work::Decode => missing * self.transfer_token_us + queued + beside,
-            Work::Both => missing * self.prefill_token_us + queued + beside,
+        self.weights(ask).of(candidate)
+    }
+
+    fn weights(&self, ask: &Ask) -> Weights {
+        let (missing_us, sequence_us) = match ask.work {
+            Work::Prefill => (self.prefill_token_us, 0.0),
+            Work::Decode => (self.transfer_token_us, self.decode_sequence_us),
+            Work::Both => (self.prefill_token_us, self.decode_sequence_us),
         };
+        let full_us = ask.tokens as f64 * self.prefill_token_us;
+        Weights { tokens: ask.tokens, missing_us, queued_us: self.prefill_token_us, sequence_us, full_us }
+    }
+}
+
+/// What a request costs at any worker, so that nothing needs to be told apart for each.
+#[derive(Clone, Copy)]
+struct Weights {
+    tokens: usize,
+    /// For a token that the worker does not have.
+    missing_us: f64,
+    /// For a token that waits there.
+    queued_us: f64,
+    /// For a sequence that it has.
+    sequence_us: f64,
+    /// Where there is no room.
+    full_us: f64,
+}
+
+impl Weights {
+    #[inline]
+    fn of(&self, candidate: &Candidate) -> f64 {
+        // Signed numbers become floating point in one instruction, unsigned ones in many.
+        let number = |count: usize| count as i64 as f64;
+        let load = &candidate.load;
+        let missing = number(self.tokens.saturating_sub(candidate.cached_tokens));
+        let queued = number(load.waiting_tokens) * self.queued_us;
+        let beside = number(load.sequences()) * self.sequence_us;
         let room = load.blocks_free.saturating_mul(candidate.block_tokens);
-        if load.blocks_total > 0 && room < ask.tokens {
-            return cost + ask.tokens as f64 * self.prefill_token_us;
-        }
-        cost
+        let is_full = load.blocks_total > 0 && room < self.tokens;
+        missing * self.missing_us + queued + beside + if is_full { self.full_us } else { 0.0 }
     }
 }
 
@@ -179,7 +205,10 @@ impl Chooser {
             (Policy::RoundRobin, _) => candidates.min_by_key(|candidate| candidate.turn),
             (Policy::LeastLoaded, _) | (Policy::Session, None) => candidates.min_by_key(burden),
             (Policy::PowerOfTwo, _) => self.two(candidates).into_iter().flatten().min_by_key(burden),
-            (Policy::Prefix, _) => return cheapest(ask, costs, candidates),
+            (Policy::Prefix, _) => {
+                let [chosen] = cheapest(&[*ask], costs, candidates);
+                return chosen;
+            }
             (Policy::Session, Some(session)) => {
                 candidates.max_by_key(|candidate| mix(candidate.name ^ session))
             }
@@ -209,16 +238,26 @@ impl Chooser {
     }
 }
 
-/// The `id` of the candidate with the least expected time; of equals, the one placed longest ago.
+/// For each ask the `id` of the candidate with the least expected time; of equals, the one placed longest ago.
 #[inline]
-pub fn cheapest(ask: &Ask, costs: &Costs, candidates: impl Iterator<Item = Candidate>) -> Option<usize> {
-    // A thousand of them are looked at for each request: none is kept, only what tells them apart.
-    let costed = candidates.map(|candidate| (costs.of(ask, &candidate), candidate.turn, candidate.id));
-    let least = |best: (f64, u64, usize), next: (f64, u64, usize)| {
-        let is_less = next.0 < best.0 || (next.0 == best.0 && next.1 < best.1);
-        if is_less { next } else { best }
-    };
-    costed.reduce(least).map(|(_, _, id)| id)
+pub fn cheapest<const N: usize>(
+    asks: &[Ask; N],
+    costs: &Costs,
+    candidates: impl Iterator<Item = Candidate>,
+) -> [Option<usize>; N] {
+    // A thousand of them are looked at for each request, each once: none is kept, only what tells them apart.
+    const NONE: usize = usize::MAX;
+    let weights = asks.each_ref().map(|ask| costs.weights(ask));
+    let mut best = [(f64::INFINITY, u64::MAX, NONE); N];
+    // What filters them is part of the loop where the iterator runs it itself.
+    candidates.for_each(|candidate| {
+        for at in 0..N {
+            let next = (weights[at].of(&candidate), candidate.turn, candidate.id);
+            let is_less = next.0 < best[at].0 || (next.0 == best[at].0 && next.1 < best[at].1);
+            best[at] = if is_less { next } else { best[at] };
+        }
+    });
+    best.map(|(_, _, id)| (id != NONE).then_some(id))
 }
 
 /// Orders by load: sequences, then tokens, then whose turn it is.

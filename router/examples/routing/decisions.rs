@@ -8,6 +8,7 @@ use proto::{
     BlockHash, Digest, HashChain, KvDtype, KvLayout, ModelDescription, Role, TokenId, WorkerDescription,
     WorkerEpoch, WorkerLoad,
 };
+use router::cost::Observation;
 use router::policy::Policy;
 use router::pools::{NamedBlocks, PlacementMode, Pools, Wish};
 
@@ -96,6 +97,13 @@ fn pools() -> Pools {
     for (worker, name) in names.iter().enumerate() {
         pools.has_blocks(name, &own_blocks(worker, OWN_BLOCKS));
     }
+    // Placements that choose between one worker and two do so once something was seen: 0.2 ms for a token of a prompt, and
+    // 1 ms and 20 µs a token for a hop.
+    for tokens in (1..=20).map(|size| size * 100) {
+        let us = |us: usize| Duration::from_micros(us as u64);
+        pools.observe("m", Observation::Prefill { tokens, took: us(200 * tokens) });
+        pools.observe("m", Observation::Hop { tokens, took: us(1000 + 20 * tokens) });
+    }
     pools
 }
 
@@ -120,6 +128,9 @@ const KINDS: [Kind; 4] = [
     Kind { name: "one has all of it", prompt: |at, blocks| tokens(0, 0, at % WORKERS, blocks) },
 ];
 
+/// The ways of placing that are measured.
+const MODES: [PlacementMode; 2] = [PlacementMode::Split, PlacementMode::Auto];
+
 /// Measures and prints.
 pub(crate) fn run() {
     let pools = pools();
@@ -129,37 +140,46 @@ pub(crate) fn run() {
         index.blocks(),
         index.bytes() as f64 / f64::from(1 << 20)
     );
-    println!("| prompt, tokens | who has it | hashing, µs | decision p50, µs | p99, µs | p99.9, µs |");
-    println!("|---|---|---|---|---|---|");
-    let mut all = Vec::new();
+    println!(
+        "Times in µs: to hash a prompt, and of a decision (50, 99 and 99.9 of a hundred) with each placement."
+    );
+    println!("| prompt, tokens | who has it | hashing | split | p99 | p99.9 | auto | p99 | p99.9 |");
+    println!("|---|---|---|---|---|---|---|---|---|");
+    let mut all = MODES.map(|_| Vec::new());
     for blocks in PROMPT_BLOCKS {
         for kind in &KINDS {
-            let (hashing, mut times) = decide(&pools, kind, blocks);
-            let line = quantiles(&mut times);
+            let (named, hashing) = prompts(kind, blocks);
+            let mut times = MODES.map(|mode| decide(&pools, &named, blocks * BLOCK_TOKENS, mode));
+            let [split, auto] = times.each_mut().map(|times| quantiles(times));
             let tokens = blocks * BLOCK_TOKENS;
-            println!("| {tokens} | {} | {:.1} | {line} |", kind.name, micros(hashing));
-            all.append(&mut times);
+            println!("| {tokens} | {} | {:.1} | {split} | {auto} |", kind.name, micros(hashing));
+            all.iter_mut().zip(&mut times).for_each(|(all, times)| all.append(times));
         }
     }
-    let line = quantiles(&mut all);
-    println!("| all | | | {line} |");
+    let [split, auto] = all.each_mut().map(|times| quantiles(times));
+    println!("| all | | | {split} | {auto} |");
 }
 
-/// Mean time to hash a prompt, and the time of each decision.
-fn decide(pools: &Pools, kind: &Kind, blocks: usize) -> (Duration, Vec<Duration>) {
+/// Prompts with the names of their blocks, and the mean time to make those.
+fn prompts(kind: &Kind, blocks: usize) -> (Vec<[NamedBlocks; 1]>, Duration) {
     let prompts: Vec<Vec<TokenId>> = (0..500).map(|at| (kind.prompt)(at * 7919, blocks)).collect();
     let start = Instant::now();
     let named: Vec<[NamedBlocks; 1]> =
         prompts.iter().map(|tokens| [NamedBlocks::of(chain(), tokens)]).collect();
     let hashing = start.elapsed() / prompts.len() as u32;
+    (named, hashing)
+}
+
+/// The time of each decision.
+fn decide(pools: &Pools, named: &[[NamedBlocks; 1]], tokens: usize, mode: PlacementMode) -> Vec<Duration> {
     let decide = |at: usize| {
         let blocks = &named[at % named.len()];
         let wish = Wish {
             model: "m",
-            mode: PlacementMode::Split,
+            mode,
             failed: &[],
             beside: None,
-            tokens: prompts[at % named.len()].len(),
+            tokens,
             blocks,
             session: None,
             now: Duration::ZERO,
@@ -170,7 +190,7 @@ fn decide(pools: &Pools, kind: &Kind, blocks: usize) -> (Duration, Vec<Duration>
         drop(placement);
         took
     };
-    (hashing, (0..DECISIONS / KINDS.len() / PROMPT_BLOCKS.len()).map(decide).collect())
+    (0..DECISIONS / KINDS.len() / PROMPT_BLOCKS.len()).map(decide).collect()
 }
 
 fn micros(time: Duration) -> f64 {

@@ -21,13 +21,14 @@ impl Pools {
         }
         let prefill = match wish.mode {
             PlacementMode::Fused => None,
-            PlacementMode::Split => self.next(wish, Work::Prefill, None),
-            PlacementMode::Auto => {
-                self.next(wish, Work::Prefill, None).filter(|prefill| self.pays(wish, prefill))
-            }
+            PlacementMode::Split | PlacementMode::Auto => self.next(wish, Work::Prefill, None),
         };
-        let work = if prefill.is_some() { Work::Decode } else { Work::Both };
-        let Some(decode) = self.next(wish, work, None) else {
+        let (prefill, decode) = match (prefill, wish.mode) {
+            (Some(prefill), PlacementMode::Auto) => self.cheaper(wish, prefill),
+            (Some(prefill), _) => (Some(prefill), self.next(wish, Work::Decode, None)),
+            (None, _) => (None, self.next(wish, Work::Both, None)),
+        };
+        let Some(decode) = decode else {
             return Err(self.unplaceable(Role::Decode, wish.model));
         };
         if prefill.is_none() && wish.mode == PlacementMode::Split {
@@ -43,13 +44,19 @@ impl Pools {
         self.next(wish, Work::Decode, Some(address)).map(|worker| self.take_turn(worker, wish, false))
     }
 
-    /// Whether a hop by way of that prefill worker is expected to cost less than it saves. While nothing is known it is.
-    fn pays(&self, wish: &Wish<'_>, prefill: &Worker) -> bool {
-        let Some(costs) = self.costs.get(wish.model) else { return true };
-        let (Some(split), Some(fused)) =
-            (self.next(wish, Work::Decode, None), self.next(wish, Work::Both, None))
+    /// A hop by way of that prefill worker, or none where it is expected to cost more than it saves. While nothing is known it
+    /// pays.
+    fn cheaper<'a>(
+        &'a self,
+        wish: &Wish<'_>,
+        prefill: &'a Worker,
+    ) -> (Option<&'a Worker>, Option<&'a Worker>) {
+        let Some(costs) = self.costs.get(wish.model) else {
+            return (Some(prefill), self.next(wish, Work::Decode, None));
+        };
+        let [Some(split), Some(fused)] = self.next_of(wish, Role::Decode, [Work::Decode, Work::Both], None)
         else {
-            return true;
+            return (Some(prefill), None);
         };
         let matches = self.matches.borrow();
         let missing = |worker: &Worker| wish.tokens - Self::cached_tokens(worker, wish, &matches);
@@ -66,29 +73,34 @@ impl Pools {
             transferred: 0,
             decoding: fused.load_now().running,
         };
-        costs.decide(by_hop, here) == PlacementKind::Split
+        match costs.decide(by_hop, here) {
+            PlacementKind::Split => (Some(prefill), Some(split)),
+            PlacementKind::Fused => (None, Some(fused)),
+        }
     }
 
     /// When the first token of a request may be expected, by what waits at the workers that could compute its prompt;
     /// `None` while nothing is known, or while one of them has nothing that waits and could begin at once.
     pub fn first_token_in(&self, wish: &Wish<'_>) -> Option<Duration> {
         let costs = self.costs.get(wish.model)?;
-        self.look_up(wish);
-        let matches = self.matches.borrow();
         let roles: &[Role] = match wish.mode {
             PlacementMode::Fused => &[Role::Decode],
             PlacementMode::Split => &[Role::Prefill],
             PlacementMode::Auto => &[Role::Prefill, Role::Decode],
         };
-        let expected = |&place: &u32| {
-            let worker = &self.workers[place as usize];
-            let waiting = worker.load_now().waiting_tokens;
-            let missing = wish.tokens - Self::cached_tokens(worker, wish, &matches);
-            if waiting == 0 { None } else { costs.prefill(waiting + missing) }
+        let able = || {
+            let places = roles.iter().flat_map(|role| self.live.of(*role, wish.model));
+            places.map(|&place| &self.workers[place as usize])
         };
-        let able = roles.iter().flat_map(|role| self.live.of(*role, wish.model));
-        let all: Option<Vec<Duration>> = able.map(expected).collect();
-        all?.into_iter().min()
+        let waiting = |worker: &Worker| worker.load_now().waiting_tokens;
+        if able().any(|worker| waiting(worker) == 0) {
+            return None;
+        }
+        self.look_up(wish);
+        let matches = self.matches.borrow();
+        let missing = |worker: &Worker| wish.tokens - Self::cached_tokens(worker, wish, &matches);
+        let fewest = able().map(|worker| waiting(worker) + missing(worker)).min()?;
+        costs.prefill(fewest)
     }
 
     /// The very workers of `placed`, if they take requests now, none has failed this one, and the mode allows it.
@@ -110,13 +122,27 @@ impl Pools {
         Some(self.take_turns(wish, prefill, decode))
     }
 
-    /// The worker for that work by the policy, other than `but`, among those that have not failed the request and whose
-    /// circuit admits it; without such among those that have not failed it, and at last the one that failed it longest ago.
+    /// The worker for that work: see [`next_of`](Self::next_of).
     fn next(&self, wish: &Wish<'_>, work: Work, but: Option<&str>) -> Option<&Worker> {
         let role = if work == Work::Prefill { Role::Prefill } else { Role::Decode };
+        let [worker] = self.next_of(wish, role, [work], but);
+        worker
+    }
+
+    /// For each work the worker of that role by the policy, other than `but`, among those that have not failed the request and
+    /// whose circuit admits it; without such among those that have not failed it, and at last the one that failed it longest
+    /// ago.
+    fn next_of<const N: usize>(
+        &self,
+        wish: &Wish<'_>,
+        role: Role,
+        works: [Work; N],
+        but: Option<&str>,
+    ) -> [Option<&Worker>; N] {
         let live = self.live.of(role, wish.model);
         let is_other = |place: usize| but != Some(self.workers[place].address.as_str());
-        let ask = Ask { work, tokens: wish.tokens, session: wish.session.map(name_hash) };
+        let session = wish.session.map(name_hash);
+        let asks = works.map(|work| Ask { work, tokens: wish.tokens, session });
         let failed = |place: usize| wish.failed.iter().any(|address| *address == self.workers[place].address);
         let others = || live.iter().map(|&place| place as usize).filter(|&place| is_other(place));
         let unfailed = || others().filter(|&place| !failed(place));
@@ -125,18 +151,20 @@ impl Pools {
         let assumed = Costs::default();
         let costs = self.costs.get(wish.model).map_or(assumed, |costs| costs.costs(assumed));
         let is_any_admitted = unfailed().any(|place| admits(&place));
-        let open = unfailed().filter(|place| !is_any_admitted || admits(place));
+        let open = || unfailed().filter(|place| !is_any_admitted || admits(place));
         let seen = |place| self.candidate(place, wish, &matches);
         // The one that computes something for each candidate is a loop of its own, for the compiler to see through.
         let chosen = match self.chooser.policy() {
-            Policy::Prefix => cheapest(&ask, &costs, open.map(|place| self.candidate(place, wish, &matches))),
-            _ => self.chooser.choose(&ask, &costs, open.map(seen)),
+            Policy::Prefix => {
+                cheapest(&asks, &costs, open().map(|place| self.candidate(place, wish, &matches)))
+            }
+            _ => asks.map(|ask| self.chooser.choose(&ask, &costs, open().map(seen))),
         };
-        if let Some(chosen) = chosen {
-            return Some(&self.workers[chosen]);
-        }
         let failure = |worker: &&Worker| wish.failed.iter().rposition(|address| *address == worker.address);
-        others().map(|place| &self.workers[place]).min_by_key(failure)
+        chosen.map(|chosen| match chosen {
+            Some(chosen) => Some(&self.workers[chosen]),
+            None => others().map(|place| &self.workers[place]).min_by_key(failure),
+        })
     }
 
     /// Asks the index of whom it knows to have the beginning of the prompt.
