@@ -53,6 +53,11 @@ pub enum Observation {
         /// The time.
         took: Duration,
     },
+    /// A sequence has ended, on whatever grounds, that time after its first token on the decode worker.
+    Decode {
+        /// The time.
+        took: Duration,
+    },
 }
 
 /// Takes the times of one placement, and gives what they show.
@@ -69,14 +74,25 @@ pub struct Stopwatch {
     /// When the first token came, and the second.
     first: Option<Duration>,
     second: Option<Duration>,
+    /// When the decode worker made its first.
+    decoding_since: Option<Duration>,
     is_over: bool,
 }
 
 impl Stopwatch {
     /// A sequence of so many tokens was placed at `now`.
     pub fn start(is_split: bool, tokens: usize, now: Duration) -> Self {
-        let (first, second) = (None, None);
-        Self { is_split, tokens, placed: now, cached: 0, skipped: 0, first, second, is_over: false }
+        Self {
+            is_split,
+            tokens,
+            placed: now,
+            cached: 0,
+            skipped: 0,
+            first: None,
+            second: None,
+            decoding_since: None,
+            is_over: false,
+        }
     }
 
     /// The prefill worker had these tokens.
@@ -98,6 +114,7 @@ impl Stopwatch {
     /// A token of the decode worker is here. The first of a fused placement says how many tokens were cached, and how
     /// long it waited to be computed.
     pub fn token(&mut self, prompt: Option<(usize, Duration)>, now: Duration) -> Option<Observation> {
+        self.decoding_since.get_or_insert(now);
         match (self.first, self.second) {
             _ if self.is_over => None,
             (None, _) if self.is_split => {
@@ -125,6 +142,12 @@ impl Stopwatch {
         }
     }
 
+    /// The sequence has left the decode worker.
+    pub fn ended(&self, now: Duration) -> Option<Observation> {
+        let took = now.saturating_sub(self.decoding_since?);
+        Some(Observation::Decode { took })
+    }
+
     fn prefill(&self, took: Duration) -> Option<Observation> {
         let tokens = self.tokens.saturating_sub(self.cached);
         (tokens > 0).then_some(Observation::Prefill { tokens, took })
@@ -149,6 +172,8 @@ pub struct Found {
 pub struct CostModel {
     prefill: Line,
     hop: Line,
+    /// A mean: a line that nothing is told of tokens.
+    decode: Line,
     /// The kind chosen last, by the size of what was missing: 0 none, 1 split, 2 fused.
     last: [AtomicU8; SIZES],
     /// The logarithm of fused by split cost, smoothed, by the same size: bits of an `f64`.
@@ -172,7 +197,13 @@ impl CostModel {
                 *self.unseen.get_mut() = 0;
                 self.hop.add(tokens, took);
             }
+            Observation::Decode { took } => self.decode.add(0, took),
         }
+    }
+
+    /// How long sequences of late were decoded; `None` while nothing is known.
+    pub fn decode(&self) -> Option<Duration> {
+        self.decode.at(0).map(micros)
     }
 
     /// Time to compute that many tokens of a prompt; `None` while nothing is known.
@@ -344,6 +375,22 @@ mod tests {
         assert_eq!(ahead.token(None, ms(5.0)), None);
         assert!(ahead.prefilled(ms(5.0), ms(6.0)).is_some());
         assert_eq!((ahead.token(None, ms(8.0)), ahead.token(None, ms(9.0))), (None, None));
+    }
+
+    #[test]
+    fn the_end_of_a_sequence_shows_how_long_it_was_decoded() {
+        let mut watch = Stopwatch::start(true, 100, ms(0.0));
+        assert!(watch.prefilled(ms(42.0), ms(50.0)).is_some());
+        assert_eq!(watch.ended(ms(60.0)), None, "it has taken no place yet");
+        assert_eq!(watch.token(None, ms(85.0)), None);
+        assert_eq!(watch.ended(ms(285.0)), Some(Observation::Decode { took: ms(200.0) }));
+        let mut model = CostModel::default();
+        for took in [100.0, 300.0].repeat(4) {
+            assert_eq!(model.decode(), None);
+            model.observe(Observation::Decode { took: ms(took) });
+        }
+        let mean = model.decode().expect("learnt").as_secs_f64();
+        assert!((mean - 0.2).abs() < 0.01, "{mean}");
     }
 
     #[test]

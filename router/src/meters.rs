@@ -51,7 +51,9 @@ pub(crate) fn describe() {
         "Workers that failed again and again, and are chosen where there is no other, or to try them."
     );
     describe_counter!("baton_router_rejections_total", "Requests refused before they were placed, by cause.");
-    counter!("baton_router_rejections_total", "cause" => "deadline").increment(0);
+    for cause in ["deadline", "capacity"] {
+        counter!("baton_router_rejections_total", "cause" => cause).increment(0);
+    }
     for cause in Cause::ALL {
         counter!("baton_router_resyncs_total", "cause" => cause.name()).increment(0);
     }

@@ -178,8 +178,8 @@ impl Route {
         self.dispatch.set_blocks(blocks);
     }
 
-    /// Refuses a request whose first token cannot come before its deadline, by what waits at every worker that could
-    /// compute its prompt. One that has tokens already goes on.
+    /// Refuses a request that nobody could begin before its deadline, by what waits at every worker that could compute its
+    /// prompt, and by the room at every one that could decode it. One that has tokens already goes on.
     fn refusal(&self) -> Option<Error> {
         let generation = self.dispatch.generation();
         if generation.generated > 0 || generation.probe {
@@ -187,14 +187,20 @@ impl Route {
         }
         let now = self.shared.context.clock.now();
         let wish = Wish::of(generation, self.shared.dispatch.placement);
-        let expected = {
+        let wish = Wish { blocks: self.dispatch.blocks(), now, ..wish };
+        let (first_token, room) = {
             let pools = self.shared.cluster.pools();
-            pools.first_token_in(&Wish { blocks: self.dispatch.blocks(), now, ..wish })?
+            (pools.first_token_in(&wish), pools.room_in(&wish))
+        };
+        let (what, cause, expected) = if first_token >= room {
+            ("the first token", "deadline", first_token?)
+        } else {
+            ("room for its KV", "capacity", room?)
         };
         let late = expected.checked_sub(generation.time_left)?;
-        meters::rejected("deadline");
+        meters::rejected(cause);
         let message = format!(
-            "the first token is expected in {:.1} s and the deadline is in {:.1} s: try again in {:.1} s",
+            "{what} is expected in {:.1} s and the deadline is in {:.1} s: try again in {:.1} s",
             expected.as_secs_f64(),
             generation.time_left.as_secs_f64(),
             late.as_secs_f64().max(1.0)
@@ -315,7 +321,14 @@ impl Route {
                 }
                 self.outbox.push_back(emission);
             }
-            Action::Finish(result) => self.end = Some(result),
+            Action::Finish(result) => {
+                let now = self.shared.context.clock.now();
+                if let Some(seen) = self.stopwatch.as_ref().and_then(|watch| watch.ended(now)) {
+                    let model = &self.dispatch.generation().model;
+                    self.shared.cluster.pools().observe(model, seen);
+                }
+                self.end = Some(result);
+            }
             Action::WakeAt(at) => self.wake = Some(at),
         }
     }

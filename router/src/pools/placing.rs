@@ -103,6 +103,23 @@ impl Pools {
         costs.prefill(fewest)
     }
 
+    /// When a decode worker may be expected to have room for the KV of a request: sequences end as they did of late, and those
+    /// go first that wait already. `None` while nothing is known, or while one of them has room.
+    ///
+    /// By Little's law a worker with `n` sequences that take `d` each sees one end every `d / n`.
+    pub fn room_in(&self, wish: &Wish<'_>) -> Option<Duration> {
+        let decode = self.costs.get(wish.model)?.decode()?;
+        let expected = |&place: &u32| {
+            let worker = &self.workers[place as usize];
+            let load = worker.load_now();
+            let room = load.blocks_free.saturating_mul(worker.hot.block_tokens as usize);
+            let is_full = load.blocks_total > 0 && room < wish.tokens;
+            is_full.then(|| decode.mul_f64((load.waiting + 1) as f64 / load.running.max(1) as f64))
+        };
+        let able = self.live.of(Role::Decode, wish.model);
+        able.iter().map(expected).collect::<Option<Vec<Duration>>>()?.into_iter().min()
+    }
+
     /// The very workers of `placed`, if they take requests now, none has failed this one, and the mode allows it.
     fn beside(&self, wish: &Wish<'_>, placed: &Placed) -> Option<Placement> {
         let allowed = match placed.kind() {

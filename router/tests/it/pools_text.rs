@@ -66,6 +66,9 @@ impl Scene {
                     let took = us("hop_us", 1) + us("transfer_us", tokens as u64);
                     self.pools.observe("m", Observation::Hop { tokens, took });
                 }
+                if let Some(took) = command.get::<u64>("decode_ms").map(Duration::from_millis) {
+                    (0..8).for_each(|_| self.pools.observe("m", Observation::Decode { took }));
+                }
                 vec!["ok".into()]
             }
             ["at", time] => {
@@ -92,10 +95,12 @@ impl Scene {
                     session: None,
                     now: self.now,
                 };
-                match self.pools.first_token_in(&wish) {
-                    Some(expected) => vec![format!("{:.1} s", expected.as_secs_f64())],
-                    None => vec!["nothing is known".into()],
-                }
+                let shown = |expected: Option<Duration>| match expected {
+                    Some(expected) => format!("{:.1} s", expected.as_secs_f64()),
+                    None => "nothing is known".into(),
+                };
+                let (first_token, room) = (self.pools.first_token_in(&wish), self.pools.room_in(&wish));
+                vec![format!("first token: {}, room: {}", shown(first_token), shown(room))]
             }
             ["views"] => self.pools.views().map(|view| viewed(&view)).collect(),
             ["place"] => vec![self.place(command)],
