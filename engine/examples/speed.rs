@@ -30,7 +30,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     let len = prompt + decode;
     let blocks = len.div_ceil(BLOCK_TOKENS);
-    let mut kv = model.new_kv(blocks * sequences, BLOCK_TOKENS);
+    let mut kv = model.new_kv(blocks * sequences, BLOCK_TOKENS)?;
     let vocab = model.vocab_size() as u32;
     let tokens: Vec<u32> = (0..len as u32).map(|i| i * 7919 % vocab).collect();
     let tables: Vec<Vec<u32>> =

@@ -103,10 +103,12 @@ impl<M: Model> Engine<M> {
     /// An engine with an empty arena.
     ///
     /// # Errors
-    /// INVALID_ARGUMENT when a field of the configuration is out of its range.
+    /// INVALID_ARGUMENT when a field of the configuration is out of its range; INTERNAL when the device has no room.
     pub fn new(model: M, config: EngineConfig) -> Result<Self, Error> {
         config.validate()?;
-        let kv = model.new_kv(config.kv_blocks, config.block_tokens);
+        let kv = model
+            .new_kv(config.kv_blocks, config.block_tokens)
+            .map_err(|fault| Error::new(Reason::Internal, fault.to_string()))?;
         Ok(Self {
             sampler: Sampler::new(model.vocab_size()),
             model,

@@ -135,9 +135,9 @@ impl Model for SimModel {
         self.config.context_len
     }
 
-    fn new_kv(&self, blocks: usize, block_tokens: usize) -> SimKv {
+    fn new_kv(&self, blocks: usize, block_tokens: usize) -> Result<SimKv, ForwardError> {
         let layout = self.config.layout(block_tokens);
-        SimKv { layout, bytes: vec![0; blocks * layout.block_bytes(block_tokens)] }
+        Ok(SimKv { layout, bytes: vec![0; blocks * layout.block_bytes(block_tokens)] })
     }
 
     fn forward(

@@ -61,7 +61,7 @@ fn continuations_and_distributions_are_the_references() {
         let tokens = [case.prompt_ids.clone(), case.greedy_ids.clone()].concat();
         let blocks = tokens.len().div_ceil(BLOCK_TOKENS);
         let table: Vec<u32> = (0..blocks as u32).rev().collect();
-        let mut kv = model.new_kv(blocks, BLOCK_TOKENS);
+        let mut kv = model.new_kv(blocks, BLOCK_TOKENS).unwrap();
         let sequence = Sequence { tokens: &tokens, table: &table };
 
         let prompt_len = case.prompt_ids.len();
@@ -123,7 +123,7 @@ fn in_chunks(model: &mut Decoder<Cpu>, sequences: &[&[u32]], chunk: usize) -> Ve
         .iter()
         .map(|tokens| order.by_ref().take(tokens.len().div_ceil(BLOCK_TOKENS)).collect())
         .collect();
-    let mut kv = model.new_kv(blocks, BLOCK_TOKENS);
+    let mut kv = model.new_kv(blocks, BLOCK_TOKENS).unwrap();
     let mut last: Vec<Logits> = sequences.iter().map(|_| Logits::default()).collect();
     let longest = sequences.iter().map(|tokens| tokens.len()).max().unwrap();
     for first in (0..longest).step_by(chunk) {

@@ -165,7 +165,7 @@ impl Model for TimedSim {
         self.model.context_len()
     }
 
-    fn new_kv(&self, blocks: usize, block_tokens: usize) -> SimKv {
+    fn new_kv(&self, blocks: usize, block_tokens: usize) -> Result<SimKv, ForwardError> {
         self.model.new_kv(blocks, block_tokens)
     }
 
@@ -263,7 +263,7 @@ mod tests {
             raised.raise();
         });
         let outcome =
-            model.forward(&Batch::default(), &mut model.new_kv(1, 16), &interrupt, &mut Logits::default());
+            model.forward(&Batch::default(), &mut model.new_kv(1, 16).unwrap(), &interrupt, &mut Logits::default());
         raise.join().unwrap();
         assert_eq!(outcome, Err(ForwardError::Interrupted));
     }

@@ -18,7 +18,7 @@ pub(crate) fn fetch_kubernetes() -> Result<PathBuf> {
 }
 
 /// Installs a list of packages, every one with its version.
-fn environment(name: &str, requirements: &str) -> Result<PathBuf> {
+pub(crate) fn environment(name: &str, requirements: &str) -> Result<PathBuf> {
     let folder = root().join(".cache").join(name);
     let wanted = fs::read(root().join(requirements)).with_context(|| requirements.to_owned())?;
     // Copied when all else is there: half an environment is never taken for a whole one, nor an old one for a new.

@@ -2,6 +2,7 @@
 
 mod bench;
 mod clients;
+mod cuda;
 mod debian;
 mod etcd;
 mod faults;
@@ -73,6 +74,11 @@ enum Task {
     FetchBrowser,
     /// Unpack the checker of the alert rules, and print its path as the last word
     FetchPromtool,
+    /// Fetch the compiler of CUDA kernels and build the driver that stands in for a GPU's, and print its folder as the last
+    /// word
+    CudaStandIn,
+    /// Compile every CUDA kernel for every architecture and print what each needs
+    Kernels,
     /// Build the binary that the end-to-end tests start, with fail points, into target/e2e
     E2eBinary,
     /// Give generated inputs to everything that reads outside data, or writes for outside readers
@@ -145,6 +151,8 @@ fn main() -> anyhow::Result<()> {
         Task::FetchPromtool => {
             debian::fetch(&debian::Tool::Promtool).map(|path| println!("promtool: {}", path.display()))
         }
+        Task::CudaStandIn => cuda::stand_in().map(|folder| println!("stand-in: {}", folder.display())),
+        Task::Kernels => cuda::kernels(),
         Task::E2eBinary => stages::e2e_binary(),
         Task::Fuzz { short, seconds, target } => fuzz::run(&fuzz::Plan { short, seconds, only: target }),
         Task::Schemas { short } => schemas::check(short),

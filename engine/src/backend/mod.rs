@@ -4,6 +4,7 @@
 //! weights, activations and KV, and never tells. `cpu` is the reference that every other backend is held against.
 
 pub mod cpu;
+pub mod cuda;
 
 use checkpoint::Tensor;
 use proto::{KvLayout, TokenId};
@@ -37,8 +38,8 @@ pub trait Backend: Sized + Send + 'static {
     /// Room for activations of that width, no tokens yet.
     fn activations(&self, width: usize) -> Self::Activations;
 
-    /// An arena of `blocks` zeroed blocks.
-    fn kv(&self, layout: KvLayout, blocks: usize) -> Self::Kv;
+    /// An arena of `blocks` zeroed blocks. Fails when there is no room for them.
+    fn kv(&self, layout: KvLayout, blocks: usize) -> Result<Self::Kv, ForwardError>;
 
     /// `out[t] = table[tokens[t]]`. Every token is below the table's rows.
     fn embed(&mut self, table: &Self::Matrix, tokens: &[TokenId], out: &mut Self::Activations) -> Outcome;

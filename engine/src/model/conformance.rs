@@ -93,7 +93,7 @@ fn where_blocks_lie_does_not_matter<M: Model>(model: M) {
     let mut rig = Rig::new(model, 3, BLOCK_TOKENS);
     let (tokens, reference) = rig.reference();
     for block_tokens in [1, 5, 16, 64] {
-        rig.kv = rig.model.new_kv(50, block_tokens);
+        rig.kv = rig.model.new_kv(50, block_tokens).expect("room");
         let blocks = LEN.div_ceil(block_tokens) as BlockIndex;
         // 50 and 37 have no common factor: every block is another one.
         let table: Vec<BlockIndex> = (0..blocks).map(|i| (i * 37 + 11) % 50).collect();
@@ -155,7 +155,7 @@ fn kv_travels_by_export_and_import<M: Model>(model: M) {
     }
     // Into blocks of 16 elsewhere, and into blocks of 32 that take two of them.
     for (block_tokens, table) in [(16, &[6, 2, 4][..]), (32, &[5, 3])] {
-        let mut kv = rig.model.new_kv(8, block_tokens);
+        let mut kv = rig.model.new_kv(8, block_tokens).expect("room");
         for (first, tokens, bytes) in &slabs {
             let (block, offset) = (table[first / block_tokens], first % block_tokens);
             kv.import(block, offset, *tokens, bytes);
@@ -208,13 +208,14 @@ struct Rig<M: Model> {
 
 impl<M: Model> Rig<M> {
     fn new(model: M, blocks: usize, block_tokens: usize) -> Self {
-        let kv = model.new_kv(blocks, block_tokens);
+        let kv = model.new_kv(blocks, block_tokens).expect("room for an arena");
         Self { model, kv }
     }
 
     /// A fresh arena of the same size.
     fn clear(&mut self) {
-        self.kv = self.model.new_kv(self.kv.blocks(), self.kv.layout().block_tokens);
+        let (blocks, block_tokens) = (self.kv.blocks(), self.kv.layout().block_tokens);
+        self.kv = self.model.new_kv(blocks, block_tokens).expect("room for an arena");
     }
 
     /// Tokens all over the vocabulary, another series for each `series`.

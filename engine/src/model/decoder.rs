@@ -204,7 +204,7 @@ impl<B: Backend> Model for Decoder<B> {
         self.config.context_len
     }
 
-    fn new_kv(&self, blocks: usize, block_tokens: usize) -> B::Kv {
+    fn new_kv(&self, blocks: usize, block_tokens: usize) -> Result<B::Kv, ForwardError> {
         let ModelConfig { layers, kv_heads, head_dim, .. } = self.config;
         let layout = KvLayout { layers, kv_heads, head_dim, dtype: KvDtype::F16, block_tokens };
         self.backend.kv(layout, blocks)

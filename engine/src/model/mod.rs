@@ -3,6 +3,7 @@
 pub mod conformance;
 pub mod decoder;
 pub mod rope;
+pub mod samples;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -29,8 +30,8 @@ pub trait Model: Send + 'static {
     /// Most positions a sequence may have.
     fn context_len(&self) -> usize;
 
-    /// An arena of `blocks` KV blocks of `block_tokens` tokens each.
-    fn new_kv(&self, blocks: usize, block_tokens: usize) -> Self::Kv;
+    /// An arena of `blocks` KV blocks of `block_tokens` tokens each. Fails when the device has no room for them.
+    fn new_kv(&self, blocks: usize, block_tokens: usize) -> Result<Self::Kv, ForwardError>;
 
     /// Computes the batch. `logits.data` is resized to `[logit_rows, vocab]`.
     fn forward(

@@ -43,6 +43,16 @@ impl Rope {
         }
     }
 
+    /// Pairs of a head.
+    pub fn pairs(&self) -> usize {
+        self.frequencies.len()
+    }
+
+    /// Cosine and sine of each pair at every position that was reached, one after the other. `[positions * dim / 2]`
+    pub fn all_turns(&self) -> &[[f32; 2]] {
+        &self.turns
+    }
+
     /// Cosine and sine of each pair at a position that was reached. `[dim / 2]`
     pub fn turns(&self, position: usize) -> &[[f32; 2]] {
         let pairs = self.frequencies.len();

@@ -36,7 +36,7 @@ impl Model for Faulty {
         self.inner.context_len()
     }
 
-    fn new_kv(&self, blocks: usize, block_tokens: usize) -> SimKv {
+    fn new_kv(&self, blocks: usize, block_tokens: usize) -> Result<SimKv, ForwardError> {
         self.inner.new_kv(blocks, block_tokens)
     }
 

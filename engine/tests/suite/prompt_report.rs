@@ -18,7 +18,7 @@ fn with_report(mut spec: SequenceSpec, count: u32) -> SequenceSpec {
 /// Log-probabilities of all tokens after each position, by the textbook, from logits of one pass.
 fn distributions(tokens: &[TokenId]) -> Vec<Vec<f64>> {
     let mut model = SimModel::new(SimConfig::default());
-    let mut kv = model.new_kv(1, tokens.len());
+    let mut kv = model.new_kv(1, tokens.len()).unwrap();
     let part = Sequence { tokens, table: &[0] }.part(0, tokens.len(), Rows::All);
     let mut logits = Logits::default();
     model.forward(&batch(&[part], tokens.len()), &mut kv, &Interrupt::default(), &mut logits).unwrap();

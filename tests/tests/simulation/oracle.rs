@@ -35,7 +35,7 @@ impl Oracle {
         };
         let mut model = SimModel::new(MODEL);
         // One block that holds everything, so that any run of tokens is one export.
-        let mut kv = model.new_kv(1, len);
+        let mut kv = model.new_kv(1, len).unwrap();
         model
             .forward(&batch, &mut kv, &Interrupt::default(), &mut Logits::default())
             .expect("nobody interrupts the oracle");
@@ -81,7 +81,7 @@ impl Model for StrayModel {
         self.model.context_len()
     }
 
-    fn new_kv(&self, blocks: usize, block_tokens: usize) -> SimKv {
+    fn new_kv(&self, blocks: usize, block_tokens: usize) -> Result<SimKv, ForwardError> {
         self.model.new_kv(blocks, block_tokens)
     }
 

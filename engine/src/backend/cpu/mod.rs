@@ -125,8 +125,8 @@ impl Backend for Cpu {
         Activations { width, data: Vec::new() }
     }
 
-    fn kv(&self, layout: KvLayout, blocks: usize) -> CpuKv {
-        CpuKv::new(layout, blocks)
+    fn kv(&self, layout: KvLayout, blocks: usize) -> Result<CpuKv, ForwardError> {
+        Ok(CpuKv::new(layout, blocks))
     }
 
     fn embed(&mut self, table: &Matrix, tokens: &[TokenId], out: &mut Activations) -> Outcome {

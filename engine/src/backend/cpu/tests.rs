@@ -1,8 +1,6 @@
 //! Operations against plain f64 arithmetic, and the decoder's contract under knobs that no small checkpoint has. Every
 //! instruction set of this machine takes part and must give the same bits.
 
-use std::collections::BTreeMap;
-
 use checkpoint::{ModelConfig, RopePairing, RopeScaling, TensorType};
 use half::f16;
 use proto::KvDtype;
@@ -11,64 +9,8 @@ use super::*;
 use crate::backend::Linear;
 use crate::batch::Batch;
 use crate::model::conformance::{self, Rows, Sequence};
-use crate::model::decoder::WeightSource;
+use crate::model::samples::{FORMATS, RandomWeights, Series, configs, small};
 use crate::model::{Interrupt, Model};
-
-/// A series of numbers that looks random; the same on every run.
-struct Series(u64);
-
-impl Series {
-    fn bits(&mut self) -> u32 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) as u32
-    }
-
-    /// From -1 to 1.
-    fn float(&mut self) -> f32 {
-        self.bits() as f32 / (1_u32 << 30) as f32 - 1.0
-    }
-
-    fn floats(&mut self, count: usize) -> Vec<f32> {
-        (0..count).map(|_| self.float()).collect()
-    }
-
-    /// A tensor's bytes, elements about as large as `scale`.
-    fn tensor(&mut self, dtype: TensorType, elements: usize, scale: f32) -> Vec<u8> {
-        let mut bytes = Vec::new();
-        for _ in 0..elements / dtype.block_len() {
-            let value = self.float() * scale;
-            match dtype {
-                TensorType::F32 => bytes.extend(value.to_le_bytes()),
-                TensorType::F16 => bytes.extend(f16::from_f32(value).to_le_bytes()),
-                TensorType::BF16 => bytes.extend(half::bf16::from_f32(value).to_le_bytes()),
-                TensorType::Q4_0 | TensorType::Q8_0 => {
-                    let steps = if dtype == TensorType::Q4_0 { 8.0 } else { 127.0 };
-                    bytes.extend(f16::from_f32(value / steps).to_le_bytes());
-                }
-                TensorType::Q4_1 => {
-                    bytes.extend(f16::from_f32(scale / 8.0).to_le_bytes());
-                    bytes.extend(f16::from_f32(value - scale).to_le_bytes());
-                }
-            }
-            let header = match dtype {
-                TensorType::Q4_1 => 4,
-                TensorType::Q4_0 | TensorType::Q8_0 => 2,
-                _ => dtype.block_bytes(),
-            };
-            bytes.extend((header..dtype.block_bytes()).map(|_| self.bits() as u8));
-        }
-        bytes
-    }
-}
-
-const DTYPES: [TensorType; 6] = [
-    TensorType::F32,
-    TensorType::F16,
-    TensorType::BF16,
-    TensorType::Q4_0,
-    TensorType::Q4_1,
-    TensorType::Q8_0,
-];
 
 fn backends() -> Vec<(String, Cpu)> {
     let mut backends = Vec::new();
@@ -110,7 +52,7 @@ fn assert_close(found: &[f32], expected: &[f64], tolerance: f64, what: &str) {
 #[test]
 fn products_are_right_for_every_format_and_odd_sizes() {
     let mut series = Series(1);
-    for dtype in DTYPES {
+    for dtype in FORMATS {
         for (rows, blocks) in [(1, 1), (17, 3), (37, 2), (64, 1)] {
             // Unquantised rows need not be whole blocks.
             let cols = if dtype.block_len() == 1 { blocks * 32 - 5 } else { blocks * 32 };
@@ -149,7 +91,7 @@ fn products_are_right_for_every_format_and_odd_sizes() {
 fn a_token_of_a_product_is_the_same_alone() {
     let mut series = Series(2);
     let (rows, cols) = (50, 96);
-    for dtype in DTYPES {
+    for dtype in FORMATS {
         let bytes = series.tensor(dtype, rows * cols, 1.0);
         let tensor = Tensor { name: "weights", dtype, rows, cols, bytes: &bytes };
         let x = series.floats(29 * cols);
@@ -168,7 +110,7 @@ fn a_token_of_a_product_is_the_same_alone() {
 #[test]
 fn embeddings_are_rows_of_the_matrix() {
     let mut series = Series(3);
-    for dtype in DTYPES {
+    for dtype in FORMATS {
         let (rows, cols) = (45, 64);
         let bytes = series.tensor(dtype, rows * cols, 1.0);
         let tensor = Tensor { name: "token_embd.weight", dtype, rows, cols, bytes: &bytes };
@@ -322,122 +264,6 @@ fn attention_is_right_over_paged_keys_and_several_splits() {
     }
 }
 
-/// Weights in memory, under GGUF's names.
-struct RandomWeights(BTreeMap<String, (TensorType, [usize; 2], Vec<u8>)>);
-
-impl RandomWeights {
-    fn new(config: &ModelConfig, dtype: TensorType) -> Self {
-        let mut weights = Self(BTreeMap::new());
-        let mut series = Series(6);
-        let mut add = |name: String, dtype, shape: [usize; 2], scale| {
-            let bytes = series.tensor(dtype, shape[0] * shape[1], scale);
-            weights.0.insert(name, (dtype, shape, bytes));
-        };
-        let ModelConfig { hidden, ffn, heads, kv_heads, head_dim, vocab_size, .. } = *config;
-        let (q, kv) = (heads * head_dim, kv_heads * head_dim);
-        add("token_embd.weight".into(), dtype, [vocab_size, hidden], 1.0);
-        add("output_norm.weight".into(), TensorType::F32, [1, hidden], 1.0);
-        if !config.tied_embeddings {
-            add("output.weight".into(), dtype, [vocab_size, hidden], 0.3);
-        }
-        if config.rope_scaling == RopeScaling::Factors {
-            add(RopeScaling::FACTORS.into(), TensorType::F32, [1, config.rope_dim / 2], 4.0);
-        }
-        for layer in 0..config.layers {
-            let projections = [
-                ("attn_q", [q, hidden], config.attention_bias),
-                ("attn_k", [kv, hidden], config.attention_bias),
-                ("attn_v", [kv, hidden], config.attention_bias),
-                ("attn_output", [hidden, q], config.attention_output_bias),
-                ("ffn_gate", [ffn, hidden], config.ffn_bias),
-                ("ffn_up", [ffn, hidden], config.ffn_bias),
-                ("ffn_down", [hidden, ffn], config.ffn_bias),
-            ];
-            for (name, shape, has_bias) in projections {
-                add(format!("blk.{layer}.{name}.weight"), dtype, shape, 0.3);
-                if has_bias {
-                    add(format!("blk.{layer}.{name}.bias"), TensorType::F32, [1, shape[0]], 0.5);
-                }
-            }
-            for norm in ["attn_norm", "ffn_norm"] {
-                add(format!("blk.{layer}.{norm}.weight"), TensorType::F32, [1, hidden], 1.0);
-            }
-        }
-        weights
-    }
-}
-
-impl WeightSource for RandomWeights {
-    fn tensor(&self, name: &str) -> Result<Tensor<'_>, checkpoint::Error> {
-        let missing = || checkpoint::Error::MissingTensor { name: name.to_owned() };
-        let (name, (dtype, [rows, cols], bytes)) = self.0.get_key_value(name).ok_or_else(missing)?;
-        Ok(Tensor { name, dtype: *dtype, rows: *rows, cols: *cols, bytes })
-    }
-
-    fn has_tensor(&self, name: &str) -> bool {
-        self.0.contains_key(name)
-    }
-}
-
-/// A Llama in small.
-fn small() -> ModelConfig {
-    ModelConfig {
-        architecture: "llama".into(),
-        layers: 2,
-        hidden: 64,
-        ffn: 96,
-        heads: 4,
-        kv_heads: 2,
-        head_dim: 16,
-        vocab_size: 70,
-        context_len: 64,
-        rms_eps: 1e-5,
-        rope_base: 10_000.0,
-        rope_dim: 16,
-        rope_pairing: RopePairing::Adjacent,
-        rope_scaling: RopeScaling::None,
-        tied_embeddings: true,
-        attention_bias: false,
-        attention_output_bias: false,
-        ffn_bias: false,
-    }
-}
-
-/// Configurations that between them turn every knob.
-fn configs() -> Vec<(ModelConfig, TensorType)> {
-    vec![
-        (small(), TensorType::Q4_1),
-        (
-            ModelConfig {
-                kv_heads: 4,
-                head_dim: 32,
-                rope_dim: 32,
-                rope_pairing: RopePairing::Halves,
-                tied_embeddings: false,
-                attention_bias: true,
-                ..small()
-            },
-            TensorType::F32,
-        ),
-        (
-            ModelConfig {
-                kv_heads: 1,
-                head_dim: 24,
-                heads: 4,
-                rope_dim: 8,
-                rope_scaling: RopeScaling::Linear { factor: 4.0 },
-                attention_output_bias: true,
-                ffn_bias: true,
-                ..small()
-            },
-            TensorType::BF16,
-        ),
-        (ModelConfig { rope_scaling: RopeScaling::Factors, ..small() }, TensorType::Q8_0),
-        (ModelConfig { layers: 1, ..small() }, TensorType::Q4_0),
-        (ModelConfig { tied_embeddings: false, ..small() }, TensorType::F16),
-    ]
-}
-
 fn decoder(config: &ModelConfig, dtype: TensorType, cpu: Cpu) -> Decoder<Cpu> {
     Decoder::load(cpu, config.clone(), &RandomWeights::new(config, dtype)).unwrap()
 }
@@ -456,7 +282,7 @@ fn logits(model: &mut Decoder<Cpu>, tokens: &[u32]) -> Vec<f32> {
     let table = [0, 1, 2, 3];
     let part = Sequence { tokens, table: &table }.part(0, tokens.len(), Rows::All);
     let batch = conformance::batch(&[part], 16);
-    let (mut kv, mut logits) = (model.new_kv(4, 16), crate::batch::Logits::default());
+    let (mut kv, mut logits) = (model.new_kv(4, 16).unwrap(), crate::batch::Logits::default());
     model.forward(&batch, &mut kv, &Interrupt::default(), &mut logits).unwrap();
     logits.data
 }
@@ -532,7 +358,7 @@ fn what_does_not_fit_is_an_error() {
     let error = Decoder::load(cpu(), wider, &weights).err().unwrap();
     assert_eq!(error.to_string(), "tensor blk.0.ffn_gate.weight: expected shape [128, 64], found [96, 64]");
     let mut model = Decoder::load(cpu(), config.clone(), &weights).unwrap();
-    let mut kv = model.new_kv(4, 16);
+    let mut kv = model.new_kv(4, 16).unwrap();
     let mut forward = |tokens: &[u32], first: usize| {
         let part = Sequence { tokens, table: &[0, 1, 2, 3, 3] }.part(first, tokens.len(), Rows::None);
         let batch = conformance::batch(&[part], 16);

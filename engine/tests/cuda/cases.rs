@@ -1,0 +1,171 @@
+//! What must hold of the CUDA backend, whatever it runs on.
+
+use std::path::PathBuf;
+
+use checkpoint::{Checkpoint, ModelConfig};
+use engine::backend::cpu::{self, Cpu, CpuOptions};
+use engine::backend::cuda::{self, Cuda, CudaOptions};
+use engine::batch::Logits;
+use engine::model::conformance::{self, Part, Rows, Sequence, batch};
+use engine::model::decoder::{Decoder, WeightSource};
+use engine::model::samples::{FORMATS, RandomWeights, configs, small};
+use engine::model::{Interrupt, KvMemory, Model};
+
+use crate::root;
+
+/// Every case with its name.
+pub(crate) const CASES: [(&str, fn()); 5] = [
+    ("the contract of the model seam", contract),
+    ("close to the cpu in every format", every_format),
+    ("kv goes from one to the other", kv_between),
+    ("three layers of a real model", three_layers),
+    ("a sequence past a split of keys", long_sequence),
+];
+
+/// Where compiled kernels are kept between cases.
+pub(crate) fn cache() -> PathBuf {
+    root().join(".cache/cuda-kernels")
+}
+
+fn gpu() -> Cuda {
+    Cuda::new(&CudaOptions { number: 0, cache: Some(cache()) }).unwrap()
+}
+
+fn processor() -> Cpu {
+    Cpu::new(CpuOptions { threads: 1, on_thread_start: None }).unwrap()
+}
+
+fn contract() {
+    for (config, format) in configs() {
+        let weights = RandomWeights::new(&config, format);
+        conformance::check(|| Decoder::load(gpu(), config.clone(), &weights).unwrap());
+    }
+}
+
+/// Logits of a model, a step for each part, and the arena.
+fn run<M: Model>(model: &mut M, blocks: usize, parts: &[Part<'_>]) -> (Vec<f32>, M::Kv) {
+    let mut kv = model.new_kv(blocks, 16).unwrap();
+    let (mut all, mut logits) = (Vec::new(), Logits::default());
+    for part in parts {
+        model.forward(&batch(&[*part], 16), &mut kv, &Interrupt::default(), &mut logits).unwrap();
+        all.extend_from_slice(&logits.data);
+    }
+    (all, kv)
+}
+
+fn assert_close(found: &[f32], expected: &[f32], what: &str) {
+    assert_eq!(found.len(), expected.len(), "{what}");
+    let largest = expected.iter().fold(0.0_f32, |largest, x| largest.max(x.abs()));
+    for (i, (found, expected)) in found.iter().zip(expected).enumerate() {
+        let error = (found - expected).abs();
+        assert!(error <= 2e-4 * largest, "{what}, element {i}: expected {expected}, found {found}");
+    }
+}
+
+/// Both backends with the same weights.
+fn both(config: &ModelConfig, source: &impl WeightSource) -> (Decoder<Cuda>, Decoder<Cpu>) {
+    let on_gpu = Decoder::load(gpu(), config.clone(), source).unwrap();
+    (on_gpu, Decoder::load(processor(), config.clone(), source).unwrap())
+}
+
+fn every_format() {
+    let tokens: Vec<u32> = (0..37).map(|i| i * 31 % 70).collect();
+    let sequence = Sequence { tokens: &tokens, table: &[2, 0, 1] };
+    let parts = [sequence.part(0, 20, Rows::All), sequence.part(20, 21, Rows::All), sequence.part(21, 37, Rows::All)];
+    let every = FORMATS.map(|format| (small(), format)).into_iter().chain(configs());
+    for (config, format) in every {
+        let (mut on_gpu, mut on_cpu) = both(&config, &RandomWeights::new(&config, format));
+        let (found, _) = run(&mut on_gpu, 3, &parts);
+        let (expected, _) = run(&mut on_cpu, 3, &parts);
+        assert_close(&found, &expected, &format!("{format:?}, {config:?}"));
+    }
+}
+
+fn kv_between() {
+    let (config, format) = configs().remove(2);
+    let (mut on_gpu, mut on_cpu) = both(&config, &RandomWeights::new(&config, format));
+    let tokens: Vec<u32> = (0..30).map(|i| i * 17 % 70).collect();
+    let sequence = Sequence { tokens: &tokens, table: &[1, 0] };
+    let parts = [sequence.part(0, 29, Rows::None)];
+    let last = [sequence.part(29, 30, Rows::All)];
+    let (_, gpu_kv) = run(&mut on_gpu, 2, &parts);
+    let (_, cpu_kv) = run(&mut on_cpu, 2, &parts);
+    let (expected, _) = run(&mut on_cpu, 2, &[sequence.part(0, 29, Rows::None), last[0]]);
+    let decode = |model: &mut dyn FnMut(&[(u32, usize, Vec<u8>)]) -> Vec<f32>, slabs| model(slabs);
+    let exported = |kv: &dyn Fn(u32, usize) -> Vec<u8>| vec![(1, 16, kv(1, 16)), (0, 13, kv(0, 13))];
+    let from_gpu = exported(&|block, tokens| {
+        let mut out = Vec::new();
+        gpu_kv.export(block, 0, tokens, &mut out);
+        out
+    });
+    let from_cpu = exported(&|block, tokens| {
+        let mut out = Vec::new();
+        cpu_kv.export(block, 0, tokens, &mut out);
+        out
+    });
+    let found = decode(&mut |slabs| continued(&mut on_cpu, slabs, last[0]), &from_gpu);
+    assert_close(&found, &expected, "computed on the GPU, decoded on the CPU");
+    let found = decode(&mut |slabs| continued(&mut on_gpu, slabs, last[0]), &from_cpu);
+    assert_close(&found, &expected, "computed on the CPU, decoded on the GPU");
+}
+
+/// Logits of a last part after KV that came from elsewhere.
+fn continued<M: Model>(model: &mut M, slabs: &[(u32, usize, Vec<u8>)], last: Part<'_>) -> Vec<f32> {
+    let mut kv = model.new_kv(2, 16).unwrap();
+    for (block, tokens, bytes) in slabs {
+        kv.import(*block, 0, *tokens, bytes);
+    }
+    let mut logits = Logits::default();
+    model.forward(&batch(&[last], 16), &mut kv, &Interrupt::default(), &mut logits).unwrap();
+    logits.data
+}
+
+fn three_layers() {
+    let path = root().join(".cache/models/SmolLM2-135M-Instruct.gguf");
+    let checkpoint = Checkpoint::open(&path).expect("the default model, which `cargo xtask fetch-model` puts there");
+    let config = ModelConfig { layers: 3, ..checkpoint.config().unwrap() };
+    let (mut on_gpu, mut on_cpu) = both(&config, &checkpoint);
+    let prompt = [504, 3575, 282, 4649, 314];
+    assert_eq!(greedy(&mut on_gpu, &prompt, 4), greedy(&mut on_cpu, &prompt, 4));
+}
+
+/// A greedy continuation.
+fn greedy<M: Model>(model: &mut M, prompt: &[u32], count: usize) -> Vec<u32> {
+    let mut kv = model.new_kv(1, 16).unwrap();
+    let (mut tokens, mut done) = (prompt.to_vec(), 0);
+    let mut logits = Logits::default();
+    while tokens.len() < prompt.len() + count {
+        let part = Sequence { tokens: &tokens, table: &[0] }.part(done, tokens.len(), Rows::Last);
+        model.forward(&batch(&[part], 16), &mut kv, &Interrupt::default(), &mut logits).unwrap();
+        done = tokens.len();
+        let best = logits.row(0).iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1)).unwrap().0;
+        tokens.push(best as u32);
+    }
+    tokens
+}
+
+fn long_sequence() {
+    let config = ModelConfig { layers: 1, context_len: 600, ..small() };
+    let (mut on_gpu, mut on_cpu) = both(&config, &RandomWeights::new(&config, FORMATS[0]));
+    let tokens: Vec<u32> = (0..530).map(|i| i * 13 % 70).collect();
+    let table: Vec<u32> = (0..34).rev().collect();
+    let sequence = Sequence { tokens: &tokens, table: &table };
+    let parts = [sequence.part(0, 528, Rows::None), sequence.part(528, 530, Rows::All)];
+    // What the first part leaves is the same to the eye, so that only the last tokens need to be computed by fibers.
+    let (expected, kv) = run(&mut on_cpu, 34, &parts);
+    let slabs: Vec<_> = (0..34_u32)
+        .map(|block| {
+            let mut out = Vec::new();
+            kv.export(block, 0, 16, &mut out);
+            out
+        })
+        .collect();
+    let mut kv = on_gpu.new_kv(34, 16).unwrap();
+    for (block, bytes) in slabs.iter().enumerate() {
+        kv.import(block as u32, 0, 16, bytes);
+    }
+    let mut logits = Logits::default();
+    on_gpu.forward(&batch(&[parts[1]], 16), &mut kv, &Interrupt::default(), &mut logits).unwrap();
+    assert_close(&logits.data, &expected, "past two splits of keys");
+    let _ = (cpu::NUMERICS, cuda::NUMERICS);
+}
