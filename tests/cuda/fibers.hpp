@@ -25,13 +25,13 @@
 
 #define KERNEL(threads) extern "C" void
 #define DEVICE static inline
-// A block never leaves its thread of the system, and blocks follow one another.
-#define SHARED static thread_local
+// One block runs at a time: whoever launches holds a lock.
+#define SHARED static
 
 struct dim3 {
   unsigned x = 1, y = 1, z = 1;
 };
-inline thread_local dim3 threadIdx, blockIdx, blockDim, gridDim;
+inline dim3 threadIdx, blockIdx, blockDim, gridDim;
 
 namespace fibers {
 
@@ -82,10 +82,10 @@ struct Block {
   std::vector<Exchange> warps;
 };
 
-inline thread_local Block* block;
-inline thread_local Fiber* current;
-inline thread_local void* scheduler;
-inline thread_local std::vector<Fiber> pool;
+inline Block* block;
+inline Fiber* current;
+inline void* scheduler;
+inline std::vector<Fiber> pool;
 
 // Saves the registers that a call must keep on the present stack, and goes on with those of another.
 extern "C" void fibers_switch(void** from, void* to);
@@ -224,7 +224,7 @@ inline void run_block(dim3 grid, dim3 size, dim3 place, const std::function<void
   std::vector<unsigned> turns(threads);
   std::iota(turns.begin(), turns.end(), 0u);
   if (order == Order::Reverse) std::reverse(turns.begin(), turns.end());
-  std::mt19937 random(seed);
+  std::minstd_rand random(seed);
   while (here.alive > 0) {
     bool any = false;
     if (order == Order::Random) std::shuffle(turns.begin(), turns.end(), random);

@@ -92,6 +92,7 @@ template <class T> T* made() { return static_cast<T*>(std::malloc(1)); }
 
 }  // namespace
 
+#pragma GCC visibility push(default)
 extern "C" {
 
 Result cuInit(unsigned) { return setting("STAND_IN_DEVICES", 1) ? SUCCESS : NO_DEVICE; }
@@ -128,6 +129,9 @@ Result cuDeviceGetAttribute(int* value, int attribute, int) {
   *value = attribute == 75 ? capability / 10 : attribute == 76 ? capability % 10 : 0;
   return SUCCESS;
 }
+
+// NVRTC looks for it in any driver of this process, and takes no for an answer.
+Result cuGetExportTable(const void**, const void*) { return NOT_FOUND; }
 
 Result cuDevicePrimaryCtxRetain(void** made_context, int device) {
   *made_context = reinterpret_cast<void*>(static_cast<std::intptr_t>(device + 1));
@@ -254,6 +258,8 @@ Result cuLaunchKernel(void* function, unsigned grid_x, unsigned grid_y, unsigned
   if (fails("cuLaunchKernel")) return LAUNCH_FAILED;
   const bool has_room = block_x * block_y * block_z <= 1024 && shared_bytes <= 227 << 10;
   if (!grid_x || !grid_y || !grid_z || grid_y > 65535 || grid_z > 65535 || !has_room) return INVALID_VALUE;
+  static std::mutex one_at_a_time;
+  std::lock_guard<std::mutex> lock(one_at_a_time);
   reinterpret_cast<Run>(function)({grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, arguments);
   return SUCCESS;
 }
