@@ -68,7 +68,9 @@ pub(crate) fn ci() -> Result<()> {
 
 /// Builds the binary with fail points and puts it where no other build of it can take its place.
 pub(crate) fn e2e_binary() -> Result<()> {
-    run(command("cargo", &["build", "--locked", "--package", "baton", "--features", "failpoints"]))?;
+    // Any test target makes cargo choose features as it does for all tests, so that nothing is built twice.
+    let build = ["build", "--locked", "--workspace", "--bin", "baton", "--test", "watermark"];
+    run(command("cargo", &build))?;
     let folder = target().join("e2e");
     std::fs::create_dir_all(&folder)?;
     let new = folder.join("baton.new");
