@@ -52,7 +52,8 @@ fn needs(compiled: &Compiled) -> Vec<Needs> {
         let Some(needs) = all.last_mut() else { continue };
         let before = |unit: &str| number_before(line, unit);
         if line.contains("spill stores") {
-            needs.spilled = before("bytes spill stores").unwrap_or(0) + before("bytes spill loads").unwrap_or(0);
+            needs.spilled =
+                before("bytes spill stores").unwrap_or(0) + before("bytes spill loads").unwrap_or(0);
         }
         if line.contains("Used ") {
             needs.registers = before("registers").unwrap_or(0);

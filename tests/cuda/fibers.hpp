@@ -126,7 +126,7 @@ inline void wait_for(const Meeting& meeting) {
 
 // True when this was the last of `expected` to come to that place.
 inline bool arrive(Meeting& meeting, unsigned expected, const char* place) {
-  if (meeting.arrived > 0 && std::strcmp(meeting.place, place)) {
+  if (meeting.arrived > 0 && meeting.place != place && std::strcmp(meeting.place, place)) {
     fail(std::string(place) + " meets " + meeting.place);
   }
   meeting.place = place;

@@ -262,8 +262,12 @@ mod tests {
             std::thread::sleep(Duration::from_millis(5));
             raised.raise();
         });
-        let outcome =
-            model.forward(&Batch::default(), &mut model.new_kv(1, 16).unwrap(), &interrupt, &mut Logits::default());
+        let outcome = model.forward(
+            &Batch::default(),
+            &mut model.new_kv(1, 16).unwrap(),
+            &interrupt,
+            &mut Logits::default(),
+        );
         raise.join().unwrap();
         assert_eq!(outcome, Err(ForwardError::Interrupted));
     }

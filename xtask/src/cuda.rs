@@ -13,7 +13,8 @@ const ARCHITECTURES: [&str; 5] = ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100"]
 /// Fetches NVRTC, unless it is there, and gives its folder.
 pub(crate) fn nvrtc() -> Result<PathBuf> {
     let lib = clients::environment("cuda", "tests/cuda/requirements.txt")?.join("lib");
-    let python = std::fs::read_dir(&lib)?.next().context("expected a folder of Python's packages, found none")??;
+    let python =
+        std::fs::read_dir(&lib)?.next().context("expected a folder of Python's packages, found none")??;
     Ok(python.path().join("site-packages/nvidia/cu13/lib"))
 }
 
@@ -23,7 +24,10 @@ pub(crate) fn stand_in() -> Result<PathBuf> {
     let folder = root().join(".cache/cuda-stand-in");
     std::fs::create_dir_all(&folder)?;
     let (library, new) = (folder.join("libcuda.so.1"), folder.join("libcuda.so.1.new"));
-    let mut compile = command("g++", &["-std=c++17", "-O2", "-fPIC", "-shared", "-ffp-contract=off", "-Wall"]);
+    let mut compile = command(
+        "g++",
+        &["-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-ffp-contract=off", "-Wall"],
+    );
     compile.args(["-Wextra", "-Werror", "-I", "tests/cuda", "-I", "engine/src/backend/cuda"]);
     compile.args(["tests/cuda/stand_in.cpp", "-Wl,-soname,libcuda.so.1", "-o"]).arg(&new);
     run(compile)?;
@@ -33,7 +37,8 @@ pub(crate) fn stand_in() -> Result<PathBuf> {
 
 /// Compiles every kernel for every architecture, and prints what each needs.
 pub(crate) fn kernels() -> Result<()> {
-    let mut print = command("cargo", &["run", "--locked", "--package", "engine", "--example", "kernels", "--"]);
+    let mut print =
+        command("cargo", &["run", "--locked", "--package", "engine", "--example", "kernels", "--"]);
     print.args(ARCHITECTURES).env("LD_LIBRARY_PATH", nvrtc()?);
     run(print)
 }

@@ -184,4 +184,3 @@ pub fn configs() -> Vec<(ModelConfig, TensorType)> {
         (ModelConfig { tied_embeddings: false, ..small() }, TensorType::F16),
     ]
 }
-

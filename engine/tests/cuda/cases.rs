@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use checkpoint::{Checkpoint, ModelConfig};
-use engine::backend::cpu::{self, Cpu, CpuOptions};
-use engine::backend::cuda::{self, Cuda, CudaOptions};
+use engine::backend::cpu::{Cpu, CpuOptions};
+use engine::backend::cuda::{Cuda, CudaOptions};
 use engine::batch::Logits;
 use engine::model::conformance::{self, Part, Rows, Sequence, batch};
 use engine::model::decoder::{Decoder, WeightSource};
@@ -36,7 +36,9 @@ fn processor() -> Cpu {
 }
 
 fn contract() {
-    for (config, format) in configs() {
+    // Of these two every kernel has a part, and between them heads and widths that divide nothing.
+    for index in [0, 2] {
+        let (config, format) = configs().remove(index);
         let weights = RandomWeights::new(&config, format);
         conformance::check(|| Decoder::load(gpu(), config.clone(), &weights).unwrap());
     }
@@ -71,7 +73,8 @@ fn both(config: &ModelConfig, source: &impl WeightSource) -> (Decoder<Cuda>, Dec
 fn every_format() {
     let tokens: Vec<u32> = (0..37).map(|i| i * 31 % 70).collect();
     let sequence = Sequence { tokens: &tokens, table: &[2, 0, 1] };
-    let parts = [sequence.part(0, 20, Rows::All), sequence.part(20, 21, Rows::All), sequence.part(21, 37, Rows::All)];
+    let parts =
+        [sequence.part(0, 20, Rows::All), sequence.part(20, 21, Rows::All), sequence.part(21, 37, Rows::All)];
     let every = FORMATS.map(|format| (small(), format)).into_iter().chain(configs());
     for (config, format) in every {
         let (mut on_gpu, mut on_cpu) = both(&config, &RandomWeights::new(&config, format));
@@ -91,29 +94,19 @@ fn kv_between() {
     let (_, gpu_kv) = run(&mut on_gpu, 2, &parts);
     let (_, cpu_kv) = run(&mut on_cpu, 2, &parts);
     let (expected, _) = run(&mut on_cpu, 2, &[sequence.part(0, 29, Rows::None), last[0]]);
-    let decode = |model: &mut dyn FnMut(&[(u32, usize, Vec<u8>)]) -> Vec<f32>, slabs| model(slabs);
-    let exported = |kv: &dyn Fn(u32, usize) -> Vec<u8>| vec![(1, 16, kv(1, 16)), (0, 13, kv(0, 13))];
-    let from_gpu = exported(&|block, tokens| {
-        let mut out = Vec::new();
-        gpu_kv.export(block, 0, tokens, &mut out);
-        out
-    });
-    let from_cpu = exported(&|block, tokens| {
-        let mut out = Vec::new();
-        cpu_kv.export(block, 0, tokens, &mut out);
-        out
-    });
-    let found = decode(&mut |slabs| continued(&mut on_cpu, slabs, last[0]), &from_gpu);
+    let found = continued(&mut on_cpu, &gpu_kv, last[0]);
     assert_close(&found, &expected, "computed on the GPU, decoded on the CPU");
-    let found = decode(&mut |slabs| continued(&mut on_gpu, slabs, last[0]), &from_cpu);
+    let found = continued(&mut on_gpu, &cpu_kv, last[0]);
     assert_close(&found, &expected, "computed on the CPU, decoded on the GPU");
 }
 
-/// Logits of a last part after KV that came from elsewhere.
-fn continued<M: Model>(model: &mut M, slabs: &[(u32, usize, Vec<u8>)], last: Part<'_>) -> Vec<f32> {
+/// Logits of a last part after KV that came from elsewhere: a whole block and 13 tokens of another.
+fn continued<M: Model>(model: &mut M, from: &impl KvMemory, last: Part<'_>) -> Vec<f32> {
     let mut kv = model.new_kv(2, 16).unwrap();
-    for (block, tokens, bytes) in slabs {
-        kv.import(*block, 0, *tokens, bytes);
+    for (block, tokens) in [(1, 16), (0, 13)] {
+        let mut slabs = Vec::new();
+        from.export(block, 0, tokens, &mut slabs);
+        kv.import(block, 0, tokens, &slabs);
     }
     let mut logits = Logits::default();
     model.forward(&batch(&[last], 16), &mut kv, &Interrupt::default(), &mut logits).unwrap();
@@ -122,7 +115,8 @@ fn continued<M: Model>(model: &mut M, slabs: &[(u32, usize, Vec<u8>)], last: Par
 
 fn three_layers() {
     let path = root().join(".cache/models/SmolLM2-135M-Instruct.gguf");
-    let checkpoint = Checkpoint::open(&path).expect("the default model, which `cargo xtask fetch-model` puts there");
+    let checkpoint =
+        Checkpoint::open(&path).expect("the default model, which `cargo xtask fetch-model` puts there");
     let config = ModelConfig { layers: 3, ..checkpoint.config().unwrap() };
     let (mut on_gpu, mut on_cpu) = both(&config, &checkpoint);
     let prompt = [504, 3575, 282, 4649, 314];
@@ -167,5 +161,4 @@ fn long_sequence() {
     let mut logits = Logits::default();
     on_gpu.forward(&batch(&[parts[1]], 16), &mut kv, &Interrupt::default(), &mut logits).unwrap();
     assert_close(&logits.data, &expected, "past two splits of keys");
-    let _ = (cpu::NUMERICS, cuda::NUMERICS);
 }

@@ -10,7 +10,7 @@ use engine::model::samples::{FORMATS, RandomWeights, small};
 use engine::model::{Interrupt, Model};
 
 use crate::cases::cache;
-use crate::{bare, nvrtc, on_stand_in, stand_in};
+use crate::{bare, on_stand_in, stand_in};
 
 /// Something that is wrong, and what must be said.
 pub(crate) struct Fault {
@@ -96,7 +96,7 @@ pub(crate) const FAULTS: [Fault; 10] = [
     Fault {
         name: "a launch that fails",
         case: FORWARD,
-        machine: |command| _ = command.env("STAND_IN_FAIL", "cuLaunchKernel:5"),
+        machine: |command| _ = command.env("STAND_IN_FAIL", "cuLaunchKernel:6"),
         libraries: Libraries::All,
         says: "device: launching attention: unspecified launch failure (CUDA_ERROR_LAUNCH_FAILED)",
     },
@@ -136,10 +136,8 @@ impl Fault {
 
 /// Does what one of them asks for; gives what is said of it.
 pub(crate) fn run(case: &str) -> Result<(), String> {
-    let _ = nvrtc;
-    let open = |number| {
-        Cuda::new(&CudaOptions { number, cache: Some(cache()) }).map_err(|error| error.to_string())
-    };
+    let open =
+        |number| Cuda::new(&CudaOptions { number, cache: Some(cache()) }).map_err(|error| error.to_string());
     let model = || {
         let weights = RandomWeights::new(&small(), FORMATS[0]);
         Decoder::load(open(0)?, small(), &weights).map_err(|error| error.to_string())

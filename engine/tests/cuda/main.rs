@@ -9,8 +9,11 @@
 mod cases;
 mod faults;
 
+use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Output};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
 
 use cases::CASES;
 use faults::FAULTS;
@@ -25,30 +28,54 @@ fn main() -> ExitCode {
         return run_case(name);
     }
     let wanted: Vec<&str> = words.iter().copied().filter(|word| !word.starts_with("--")).collect();
-    let is_wanted = |name: &str| wanted.is_empty() || wanted.iter().any(|word| name.contains(word));
-    let mut failed = 0;
-    let mut judge = |name: &str, outcome: Result<(), String>| match outcome {
-        Ok(()) => println!("test {name} ... ok"),
-        Err(message) => {
-            println!("test {name} ... FAILED\n{message}");
-            failed += 1;
-        }
-    };
+    let mut tests = all_tests();
+    tests.retain(|(name, _)| wanted.is_empty() || wanted.iter().any(|word| name.contains(word)));
+    let failed = run_all(&tests);
+    println!("{failed} of {} failed", tests.len());
+    if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// A test, in a process of its own.
+type Test = Box<dyn Fn() -> Result<(), String> + Sync>;
+
+/// Every test with its name: each case in each order, then each fault.
+fn all_tests() -> Vec<(String, Test)> {
+    let mut tests: Vec<(String, Test)> = Vec::new();
     for (name, _) in CASES {
         for order in ORDERS {
-            let full = format!("{name}, {order}");
-            if is_wanted(&full) {
-                judge(&full, succeeds(&on_stand_in(name).env("STAND_IN_ORDER", order).output().unwrap()));
+            let run = move || succeeds(&on_stand_in(name).env("STAND_IN_ORDER", order).output().unwrap());
+            tests.push((format!("{name}, {order}"), Box::new(run)));
+        }
+    }
+    for fault in &FAULTS {
+        tests.push((fault.name.to_owned(), Box::new(|| fault.check())));
+    }
+    tests
+}
+
+/// Runs them, as many at a time as there are cores; gives how many failed.
+fn run_all(tests: &[(String, Test)]) -> usize {
+    let (next, failed) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let work = || {
+        while let Some((name, test)) = tests.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let start = Instant::now();
+            let outcome = test();
+            let seconds = start.elapsed().as_secs_f32();
+            match outcome {
+                Ok(()) => println!("test {name} ... ok, {seconds:.1} s"),
+                Err(message) => {
+                    println!("test {name} ... FAILED, {seconds:.1} s\n{message}");
+                    failed.fetch_add(1, Ordering::Relaxed);
+                }
             }
         }
-    }
-    for fault in FAULTS {
-        if is_wanted(fault.name) {
-            judge(fault.name, fault.check());
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..std::thread::available_parallelism().map_or(1, NonZero::get) {
+            scope.spawn(work);
         }
-    }
-    println!("{failed} failed");
-    if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    });
+    failed.into_inner()
 }
 
 /// In the process of a case: runs it.

@@ -91,9 +91,8 @@ impl Source {
         let fault = |log: String| Fault::Compile { kernel: self.name, arch: arch.to_owned(), log };
         let text = CString::new(self.whole()).map_err(|_| fault("a zero byte in the source".to_owned()))?;
         let name = CString::new(format!("{}.cu", self.name)).map_err(|error| fault(error.to_string()))?;
-        let program = Program(
-            result::create_program(&text, Some(&name)).map_err(|error| fault(error.to_string()))?,
-        );
+        let program =
+            Program(result::create_program(&text, Some(&name)).map_err(|error| fault(error.to_string()))?);
         let mut options = OPTIONS.map(ToOwned::to_owned).to_vec();
         options.push(format!("--gpu-architecture={arch}"));
         options.push("--ptxas-options=-v".to_owned());

@@ -33,7 +33,9 @@ pub enum Fault {
         needed: String,
     },
     /// The driver sees no GPU.
-    #[error("the NVIDIA driver finds no GPU: look at CUDA_VISIBLE_DEVICES and nvidia-smi, or use --device cpu")]
+    #[error(
+        "the NVIDIA driver finds no GPU: look at CUDA_VISIBLE_DEVICES and nvidia-smi, or use --device cpu"
+    )]
     NoDevice,
     /// There is none of that number.
     #[error("cuda:{number} is not there: this machine has {count}, numbered from 0")]

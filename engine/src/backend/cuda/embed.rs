@@ -11,7 +11,12 @@ pub(super) const SOURCE: Source = Source { name: "embed", text: include_str!("em
 
 impl Cuda {
     /// `out[t] = table[tokens[t]]` for the tokens that were uploaded.
-    pub(super) fn run_embed(&self, table: &Matrix, tokens: usize, out: &mut Activations) -> Result<(), Fault> {
+    pub(super) fn run_embed(
+        &self,
+        table: &Matrix,
+        tokens: usize,
+        out: &mut Activations,
+    ) -> Result<(), Fault> {
         out.resize(&self.gpu, tokens)?;
         let (cols, row_bytes) = (table.cols as u32, table.row_bytes as u64);
         let mut launch = self.gpu.stream.launch_builder(self.kernels.embed.of(table.dtype)?);

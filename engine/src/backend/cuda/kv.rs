@@ -40,11 +40,17 @@ impl CudaKv {
 
     /// The elements of `tokens` tokens from `first` on in each plane of a block, in canonical order. A whole block is one
     /// run.
-    fn runs(&self, block: BlockIndex, first: usize, tokens: usize) -> impl Iterator<Item = Range<usize>> + use<> {
+    fn runs(
+        &self,
+        block: BlockIndex,
+        first: usize,
+        tokens: usize,
+    ) -> impl Iterator<Item = Range<usize>> + use<> {
         let KvLayout { layers, kv_heads, head_dim, block_tokens, .. } = self.layout;
         assert!(first + tokens <= block_tokens, "tokens {first}..{} of a block", first + tokens);
         let (row, planes) = (kv_heads * head_dim, layers * 2);
-        let (run, runs) = if tokens == block_tokens { (planes * tokens * row, 1) } else { (tokens * row, planes) };
+        let (run, runs) =
+            if tokens == block_tokens { (planes * tokens * row, 1) } else { (tokens * row, planes) };
         let start = block as usize * planes * block_tokens * row + first * row;
         (0..runs).map(move |i| start + i * block_tokens * row..start + i * block_tokens * row + run)
     }
@@ -77,10 +83,7 @@ impl KvMemory for CudaKv {
         let mut rest = &stored[..];
         for run in self.runs(block, first, tokens).filter(|run| !run.is_empty()) {
             let (part, after) = rest.split_at(run.len());
-            self.gpu
-                .stream
-                .memcpy_htod(part, &mut self.data.slice_mut(run))
-                .expect("the GPU takes KV in");
+            self.gpu.stream.memcpy_htod(part, &mut self.data.slice_mut(run)).expect("the GPU takes KV in");
             rest = after;
         }
         // The host's copy is gone when this returns.

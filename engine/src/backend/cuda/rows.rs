@@ -23,7 +23,8 @@ impl Cuda {
         launch.arg(x.data_mut()).arg(other.data()).arg(&count);
         // SAFETY: the arguments are the kernel's, and both have that many elements.
         #[expect(unsafe_code, reason = "a launch")]
-        unsafe { launch.launch(grid((elements.div_ceil(256), 1), (256, 1))) }.doing("launching on elements")?;
+        unsafe { launch.launch(grid((elements.div_ceil(256), 1), (256, 1))) }
+            .doing("launching on elements")?;
         Ok(())
     }
 
