@@ -1,5 +1,6 @@
 //! Compiles every CUDA kernel, and prints what each needs: `kernels ARCHITECTURE…`. Needs NVRTC, and no GPU.
 
+use std::collections::BTreeMap;
 use std::process::ExitCode;
 
 use engine::backend::cuda::compile::Compiled;
@@ -17,28 +18,40 @@ struct Needs {
 }
 
 fn main() -> ExitCode {
-    let mut spills = false;
-    println!("| kernel | architecture | registers | shared, bytes | spilled, bytes |");
-    println!("|---|---|---|---|---|");
-    for arch in std::env::args().skip(1) {
-        let all = match compile_all(&arch) {
-            Ok(all) => all,
+    let archs: Vec<String> = std::env::args().skip(1).collect();
+    // By kernel, of each architecture.
+    let mut table: BTreeMap<String, Vec<Needs>> = BTreeMap::new();
+    for arch in &archs {
+        match compile_all(arch) {
+            Ok(all) => {
+                for needs in all.iter().flat_map(needs) {
+                    table.entry(needs.kernel.clone()).or_default().push(needs);
+                }
+            }
             Err(fault) => {
                 eprintln!("{fault}");
                 return ExitCode::FAILURE;
             }
-        };
-        for needs in all.iter().flat_map(needs) {
-            let Needs { kernel, registers, shared, spilled } = needs;
-            println!("| {kernel} | {arch} | {registers} | {shared} | {spilled} |");
-            spills |= spilled > 0;
         }
     }
-    if spills {
-        eprintln!("a kernel spills: expected none to");
-        return ExitCode::FAILURE;
+    println!("Registers of a thread, bytes of static shared memory of a block, bytes spilled:");
+    println!("| kernel | {} |", archs.join(" | "));
+    println!("|---|{}", "---|".repeat(archs.len()));
+    for (kernel, all) in &table {
+        let cells =
+            all.iter().map(|needs| format!("{}, {}, {}", needs.registers, needs.shared, needs.spilled));
+        println!("| {kernel} | {} |", cells.collect::<Vec<_>>().join(" | "));
     }
-    ExitCode::SUCCESS
+    let spills = |all: &[Needs]| all.iter().any(|needs| needs.spilled > 0);
+    let wrong = |(kernel, all): (&String, &Vec<Needs>)| {
+        (spills(all) || all.len() != archs.len()).then(|| kernel.to_owned())
+    };
+    let wrong: Vec<String> = table.iter().filter_map(wrong).collect();
+    if wrong.is_empty() && !table.is_empty() {
+        return ExitCode::SUCCESS;
+    }
+    eprintln!("expected every kernel for every architecture and none to spill, found {wrong:?}");
+    ExitCode::FAILURE
 }
 
 /// Reads the assembler's report: a line that names a kernel, one with its stack, one with all else.

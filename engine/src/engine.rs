@@ -197,7 +197,8 @@ impl<M: Model> Engine<M> {
     /// A model that fails takes the sequences of that batch with it (INTERNAL); the engine stays usable.
     ///
     /// # Panics
-    /// In debug builds, when the block accounting does not add up afterwards: a fault of the engine's own.
+    /// When the device is lost: an engine without one must not look as if it worked. In debug builds also when the block
+    /// accounting does not add up afterwards: a fault of the engine's own.
     pub fn step(&mut self) -> StepReport {
         let plan = self.scheduler.plan();
         for (id, error) in &plan.failed {
@@ -222,6 +223,7 @@ impl<M: Model> Engine<M> {
                     self.fail(work.id, Error::new(Reason::Internal, format!("device: {message}")));
                 }
             }
+            Err(error @ ForwardError::Lost(_)) => panic!("{error}"),
         }
         self.assert_consistent();
         StepReport {

@@ -37,6 +37,7 @@ pub fn parts() -> RoleParts {
 fn new_core(engine: LoadedEngine, config: CoreConfig) -> Box<dyn Core> {
     match engine {
         LoadedEngine::Cpu(engine) => Box::new(PrefillCore::new(*engine, config)),
+        LoadedEngine::Cuda(engine) => Box::new(PrefillCore::new(*engine, config)),
         LoadedEngine::Sim(engine) => Box::new(PrefillCore::new(*engine, config)),
     }
 }

@@ -39,8 +39,11 @@ pub struct Config {
     pub kv_blocks: Option<usize>,
     /// Tokens of the arena, in place of `kv_blocks`. MLC-LLM's `max_total_seq_length`.
     pub kv_tokens: Option<usize>,
-    /// Memory for the KV of this worker; when absent a quarter of what is available, and at most 1 GiB.
+    /// Memory for the KV of this worker; when absent a quarter of what is available, and at most 1 GiB, or on a GPU what
+    /// `gpu_memory_utilization` leaves.
     pub kv_memory: Option<MemorySize>,
+    /// Share of a GPU's memory that this worker takes for weights, steps and KV together, above 0 and up to 1.
+    pub gpu_memory_utilization: f64,
     /// The longest sequence that is served, no longer than the model's context; the model's when absent. MLC-LLM's
     /// `context_window_size`.
     pub context_len: Option<usize>,
@@ -93,6 +96,7 @@ impl Default for Config {
             kv_blocks: None,
             kv_tokens: None,
             kv_memory: None,
+            gpu_memory_utilization: GPU_MEMORY_UTILIZATION,
             context_len: None,
             block_tokens: 16,
             step_tokens: None,
@@ -110,6 +114,9 @@ impl Default for Config {
         }
     }
 }
+
+/// The share of a GPU's memory that a worker takes, as MLC-LLM has it.
+const GPU_MEMORY_UTILIZATION: f64 = 0.85;
 
 /// Most tokens of a block: a block is what a prefix is shared by, a transfer checked by, and a last one wasted by.
 const BLOCK_TOKENS_MAX: usize = 1024;
@@ -168,6 +175,11 @@ impl Config {
             return Err(node::Error::option("block_tokens", message));
         }
         self.device.check()?;
+        let share = self.gpu_memory_utilization;
+        if !(share > 0.0 && share <= 1.0) {
+            let message = format!("a number above 0 and up to 1 expected, {share} came");
+            return Err(node::Error::option("gpu_memory_utilization", message));
+        }
         if let (Some(blocks), Some(tokens)) = (self.kv_blocks, self.kv_tokens) {
             let message = format!("expected no kv_tokens beside kv_blocks {blocks}, {tokens} came");
             return Err(node::Error::option("kv_tokens", message));
@@ -208,6 +220,10 @@ mod tests {
         };
         assert!(fault(|c| c.fetch_window = 0).starts_with("fetch_window: "));
         assert!(fault(|c| c.nice = Some(20)).starts_with("nice: "));
+        for share in [0.0, -1.0, 1.01, f64::NAN] {
+            let error = Config { gpu_memory_utilization: share, ..Config::default() }.validate().unwrap_err();
+            assert!(error.to_string().starts_with("gpu_memory_utilization: a number above 0"), "{error}");
+        }
         assert!(fault(|c| c.block_tokens = 0).starts_with("block_tokens: "));
         assert!(fault(|c| c.threads = Some(0)).starts_with("threads: "));
         assert!(fault(|c| c.sequences_max = Some(0)).starts_with("sequences_max: "));

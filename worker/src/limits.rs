@@ -10,7 +10,8 @@
 //! | interactive | 1 | min(FIT, context) | min(the model's, tokens of KV, context) |
 //! | server | the model's | min(FIT, sequences × context) | the model's |
 //!
-//! What a model there is compiled for is here a property of the backend: [`SEQUENCES`] and [`STEP_TOKENS`].
+//! What a model there is compiled for is here a property of the device: [`SEQUENCES`] and [`STEP_TOKENS`] on the CPU,
+//! [`GPU_SEQUENCES`] and [`GPU_STEP_TOKENS`] on a GPU.
 
 use node::config::size::MemorySize;
 use proto::{Error, KvLayout};
@@ -23,6 +24,11 @@ pub const SEQUENCES: usize = 64;
 /// What a long prefill is cut into. On the CPU a prefill gains nothing beyond some 100 tokens, and a larger step only
 /// keeps the others waiting.
 pub const STEP_TOKENS: usize = 128;
+
+/// Sequences that a GPU runs at once with profit: until then a step of decoding mostly reads weights.
+pub const GPU_SEQUENCES: usize = 256;
+/// What a long prefill is cut into on a GPU: enough rows to keep its matrix units busy.
+pub const GPU_STEP_TOKENS: usize = 2048;
 
 /// Most sequences of [`Mode::Local`].
 const LOCAL_SEQUENCES_MAX: usize = 4;
@@ -49,12 +55,17 @@ pub enum Mode {
 }
 
 impl Mode {
-    /// Most sequences that run at once, where that is not set.
+    /// Most sequences that run at once on the CPU, where that is not set.
     pub fn sequences(self) -> usize {
+        self.sequences_of(SEQUENCES)
+    }
+
+    /// The same on a device that runs so many with profit.
+    fn sequences_of(self, device: usize) -> usize {
         match self {
-            Self::Local => LOCAL_SEQUENCES_MAX.min(SEQUENCES),
+            Self::Local => LOCAL_SEQUENCES_MAX.min(device),
             Self::Interactive => 1,
-            Self::Server => SEQUENCES,
+            Self::Server => device,
         }
     }
 }
@@ -66,8 +77,35 @@ pub(crate) struct Shape {
     pub(crate) context_len: usize,
     /// Shape of the KV arena.
     pub(crate) layout: KvLayout,
-    /// Bytes of memory that can still be had, if that is known.
-    pub(crate) available: Option<u64>,
+    /// What KV is kept in.
+    pub(crate) room: Room,
+}
+
+/// Memory for KV.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Room {
+    /// The machine's, which others want too: bytes that can still be had, if that is known.
+    Machine(Option<u64>),
+    /// A GPU's: bytes that were set apart.
+    Gpu(u64),
+}
+
+impl Room {
+    /// Sequences that the device runs at once with profit.
+    pub(crate) fn sequences(self) -> usize {
+        match self {
+            Self::Machine(_) => SEQUENCES,
+            Self::Gpu(_) => GPU_SEQUENCES,
+        }
+    }
+
+    /// Tokens of a step.
+    pub(crate) fn step_tokens(self) -> usize {
+        match self {
+            Self::Machine(_) => STEP_TOKENS,
+            Self::Gpu(_) => GPU_STEP_TOKENS,
+        }
+    }
 }
 
 /// How much a worker takes on.
@@ -92,15 +130,19 @@ impl Limits {
     pub(crate) fn of(config: &Config, shape: Shape) -> Result<Self, Error> {
         let context_len = context_len(config, shape.context_len)?;
         let memory = Memory::of(config, shape)?;
-        let sequences_max = config.sequences_max.unwrap_or(config.mode.map_or(SEQUENCES, Mode::sequences));
+        let of_device = shape.room.sequences();
+        let sequences_max = config
+            .sequences_max
+            .unwrap_or_else(|| config.mode.map_or(of_device, |mode| mode.sequences_of(of_device)));
         let (kv_blocks, tokens) = match (config.kv_blocks, config.kv_tokens) {
             (Some(blocks), _) => (blocks, blocks.saturating_mul(config.block_tokens)),
             (None, Some(tokens)) => (tokens.div_ceil(config.block_tokens), tokens),
             (None, None) => memory.arena(config, sequences_max, context_len)?,
         };
+        let of_device = shape.room.step_tokens();
         let step_tokens = config.step_tokens.unwrap_or(match config.mode {
-            None | Some(Mode::Server) => STEP_TOKENS,
-            Some(Mode::Local | Mode::Interactive) => STEP_TOKENS.min(tokens).min(context_len),
+            None | Some(Mode::Server) => of_device,
+            Some(Mode::Local | Mode::Interactive) => of_device.min(tokens).min(context_len),
         });
         Ok(Self { sequences_max, step_tokens, kv_blocks, context_len: context_len.min(tokens) })
     }
@@ -121,6 +163,10 @@ fn context_len(config: &Config, model: usize) -> Result<usize, Error> {
 #[derive(Clone, Copy, Debug)]
 struct Memory {
     bytes: u64,
+    /// The option that bounds it.
+    named_by: &'static str,
+    /// True when all of it is for KV.
+    is_set_apart: bool,
     layout: KvLayout,
 }
 
@@ -128,24 +174,35 @@ impl Memory {
     /// What was named, or a share of what is available. What the options ask for must fit what was named.
     fn of(config: &Config, shape: Shape) -> Result<Self, Error> {
         let layout = shape.layout;
-        let Some(MemorySize { bytes }) = config.kv_memory else {
-            let share = shape.available.map_or(KV_BYTES_MAX, |bytes| bytes / MEMORY_SHARE);
-            return Ok(Self { bytes: share.min(KV_BYTES_MAX), layout });
+        let memory = match (config.kv_memory, shape.room) {
+            (Some(MemorySize { bytes }), _) => {
+                Self { bytes, named_by: "kv_memory", is_set_apart: true, layout }
+            }
+            (None, Room::Gpu(bytes)) => {
+                Self { bytes, named_by: "gpu_memory_utilization", is_set_apart: true, layout }
+            }
+            (None, Room::Machine(available)) => {
+                let share = available.map_or(KV_BYTES_MAX, |bytes| bytes / MEMORY_SHARE);
+                let bytes = share.min(KV_BYTES_MAX);
+                return Ok(Self { bytes, named_by: "kv_memory", is_set_apart: false, layout });
+            }
         };
-        let memory = Self { bytes, layout };
         let asked = [
             ("kv_blocks", config.kv_blocks.unwrap_or(0)),
             ("kv_tokens", config.kv_tokens.unwrap_or(0).div_ceil(config.block_tokens)),
             // Without one block nothing can be served.
-            ("kv_memory", 1),
+            (memory.named_by, 1),
         ];
         match asked.into_iter().find(|(_, blocks)| *blocks > memory.blocks()) {
             None => Ok(memory),
             Some((option, blocks)) => {
                 let needed = memory.block_bytes().saturating_mul(blocks as u64);
-                let size = config.kv_memory.expect("it was named");
+                let there = match config.kv_memory {
+                    Some(size) => format!("kv_memory has {size}"),
+                    None => format!("gpu_memory_utilization leaves {}", memory.bytes),
+                };
                 let message = format!(
-                    "{needed} bytes are needed for {blocks} blocks of {} tokens, kv_memory has {size}",
+                    "{needed} bytes are needed for {blocks} blocks of {} tokens, {there}",
                     layout.block_tokens
                 );
                 Err(Error::invalid(option, message))
@@ -166,8 +223,7 @@ impl Memory {
     fn arena(&self, config: &Config, sequences: usize, context_len: usize) -> Result<(usize, usize), Error> {
         let block_tokens = config.block_tokens;
         let Some(mode) = config.mode else {
-            let blocks =
-                if config.kv_memory.is_some() { self.blocks() } else { self.default_blocks(context_len) };
+            let blocks = if self.is_set_apart { self.blocks() } else { self.default_blocks(context_len) };
             return Ok((blocks, blocks.saturating_mul(block_tokens)));
         };
         let wanted = match mode {
@@ -185,7 +241,7 @@ impl Memory {
         if self.blocks() == 0 {
             let message =
                 format!("{} bytes expected for a block of KV, {} came", self.block_bytes(), self.bytes);
-            return Err(Error::invalid("kv_memory", message));
+            return Err(Error::invalid(self.named_by, message));
         }
         let token_bytes = (self.layout.block_bytes(1) as u64).max(1);
         Ok(usize::try_from(self.bytes / token_bytes).unwrap_or(usize::MAX))
@@ -210,7 +266,7 @@ mod tests {
         let layout =
             KvLayout { layers: 30, kv_heads: 3, head_dim: 64, dtype: KvDtype::F16, block_tokens: 16 };
         assert_eq!((layout.block_bytes(1), layout.block_bytes(16)), (23_040, 368_640));
-        Shape { context_len: 8192, layout, available }
+        Shape { context_len: 8192, layout, room: Room::Machine(available) }
     }
 
     fn memory(text: &str) -> MemorySize {
@@ -308,6 +364,26 @@ mod tests {
             (64, 128, 1, 16)
         );
         assert_eq!(limits(Config { kv_tokens: Some(33), ..Config::default() }), (64, 128, 3, 33));
+    }
+
+    #[test]
+    fn on_a_gpu_all_that_was_set_apart_is_for_kv() {
+        let of = |config: &Config, bytes| Limits::of(config, Shape { room: Room::Gpu(bytes), ..shape(None) });
+        // 4 GiB: 11,650 whole blocks, whatever the default of the CPU.
+        let limits = of(&Config::default(), 4 << 30).unwrap();
+        assert_eq!((limits.sequences_max, limits.step_tokens, limits.kv_blocks), (256, 2048, 11_650));
+        let server = Config { mode: Some(Mode::Server), ..Config::default() };
+        assert_eq!(of(&server, 4 << 30).unwrap().sequences_max, 256);
+        // Named memory wins, and what does not fit is told by the option that bounds it.
+        assert_eq!(of(&Config { kv_memory: Some(memory("100MiB")), ..server }, 0).unwrap().kv_blocks, 284);
+        let error = of(&Config::default(), 368_639).unwrap_err().message;
+        assert_eq!(
+            error,
+            "gpu_memory_utilization: 368640 bytes are needed for 1 blocks of 16 tokens, \
+             gpu_memory_utilization leaves 368639"
+        );
+        let error = of(&Config { kv_blocks: Some(2), ..Config::default() }, 368_640).unwrap_err().message;
+        assert!(error.starts_with("kv_blocks: 737280 bytes are needed for 2 blocks"), "{error}");
     }
 
     #[test]

@@ -8,15 +8,18 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use bytes::Bytes;
 use checkpoint::grammar::GrammarEnv;
 use checkpoint::{Checkpoint, TokenizerBundle};
+use engine::backend::Backend;
 use engine::backend::cpu::{self, Cpu, CpuOptions};
+use engine::backend::cuda::{self, Cuda, CudaOptions};
 use engine::model::Model as _;
-use engine::model::decoder::Decoder;
+use engine::model::decoder::{Decoder, LoadError};
 use engine::{Engine, EngineConfig};
 use proto::{Digest, Error, KvDtype, KvLayout, ModelDescription, Reason, Role};
 use serde::{Deserialize, Serialize};
 
 use crate::config::Config;
-use crate::limits::{Limits, Shape};
+use crate::device::DeviceKind;
+use crate::limits::{Limits, Room, Shape};
 use crate::sim::{self, Sim, TimedSim};
 use crate::{memory, shell};
 
@@ -71,6 +74,8 @@ impl TryFrom<String> for Source {
 pub enum LoadedEngine {
     /// A decoder on the CPU.
     Cpu(Box<Engine<Decoder<Cpu>>>),
+    /// A decoder on a GPU.
+    Cuda(Box<Engine<Decoder<Cuda>>>),
     /// The simulated model.
     Sim(Box<Engine<TimedSim>>),
 }
@@ -80,6 +85,7 @@ impl LoadedEngine {
     pub fn layout(&self) -> KvLayout {
         match self {
             Self::Cpu(engine) => engine.layout(),
+            Self::Cuda(engine) => engine.layout(),
             Self::Sim(engine) => engine.layout(),
         }
     }
@@ -100,10 +106,12 @@ pub struct Loaded {
 /// Loads the model that the configuration names. Blocks, for as long as the file takes to read.
 ///
 /// Workers of one process that load a file at the same time read it once: they share its map, fingerprint, tokenizer
-/// bundle and vocabulary. The weights are repacked for the CPU by each worker for itself, and then the map is let go.
+/// bundle and vocabulary. The weights are repacked for the CPU, or copied to the GPU, by each worker for itself, and then
+/// the map is let go.
 ///
 /// # Errors
-/// INVALID_ARGUMENT when the file cannot be read as a model or a size does not fit it; INTERNAL when the device fails.
+/// INVALID_ARGUMENT when the file cannot be read as a model, a size does not fit it, or the device is not there or has no
+/// room for it.
 pub fn load(config: &Config, role: Role) -> Result<Loaded, Error> {
     match &config.model {
         Source::Gguf(path) => load_gguf(config, role, path),
@@ -113,6 +121,47 @@ pub fn load(config: &Config, role: Role) -> Result<Loaded, Error> {
 
 fn load_gguf(config: &Config, role: Role, path: &Path) -> Result<Loaded, Error> {
     let file = ModelFile::open(path, config.cache_dir.as_deref())?;
+    let (engine, model) = match cuda_of(config)? {
+        Some(gpu) => {
+            let (engine, model) = on_cuda(config, path, &file, gpu)?;
+            (LoadedEngine::Cuda(Box::new(engine)), model)
+        }
+        None => {
+            let (engine, model) = on_cpu(config, role, path, &file)?;
+            (LoadedEngine::Cpu(Box::new(engine)), model)
+        }
+    };
+    Ok(Loaded { engine, model, tokenizer: file.tokenizer.clone(), vocabulary: file.vocabulary.clone() })
+}
+
+/// The GPU to compute on; none when that is the processor. A GPU that `auto` finds and cannot use is passed over.
+fn cuda_of(config: &Config) -> Result<Option<Cuda>, Error> {
+    let options = CudaOptions {
+        number: config.device.number as usize,
+        cache: config.cache_dir.as_ref().map(|folder| folder.join("kernels")),
+    };
+    match config.device.kind {
+        DeviceKind::Cuda => {
+            let opened = Cuda::new(&options);
+            opened.map(Some).map_err(|fault| Error::new(Reason::InvalidArgument, fault.to_string()))
+        }
+        DeviceKind::Auto if cuda::devices() > 0 => match Cuda::new(&options) {
+            Ok(gpu) => Ok(Some(gpu)),
+            Err(fault) => {
+                tracing::warn!(%fault, "the GPU is not used");
+                Ok(None)
+            }
+        },
+        _ => Ok(None),
+    }
+}
+
+fn on_cpu(
+    config: &Config,
+    role: Role,
+    path: &Path,
+    file: &ModelFile,
+) -> Result<(Engine<Decoder<Cpu>>, ModelDescription), Error> {
     let nice = config.nice(role);
     let decoder = cpu::load(
         &file.checkpoint,
@@ -121,8 +170,38 @@ fn load_gguf(config: &Config, role: Role, path: &Path) -> Result<Loaded, Error> 
             on_thread_start: Some(Arc::new(move || shell::lower_priority(nice))),
         },
     )
-    .map_err(|fault| unreadable(path, &fault))?;
-    let shape = file.checkpoint.config().map_err(|fault| unreadable(path, &fault))?;
+    .map_err(|fault| not_loaded(path, &fault))?;
+    let limits = Limits::of(config, shape_of(config, &decoder, Room::Machine(memory::available_bytes())))?;
+    new_engine(config, path, file, decoder, limits, cpu::NUMERICS)
+}
+
+/// All that steps need is taken before KV gets the rest, so that no step finds too little later.
+fn on_cuda(
+    config: &Config,
+    path: &Path,
+    file: &ModelFile,
+    gpu: Cuda,
+) -> Result<(Engine<Decoder<Cuda>>, ModelDescription), Error> {
+    let no_room = |fault: &dyn fmt::Display| Error::new(Reason::InvalidArgument, fault.to_string());
+    tracing::info!(device = %config.device, name = gpu.device_name(), "computing on a GPU");
+    let mut decoder = cuda::load(&file.checkpoint, gpu).map_err(|fault| not_loaded(path, &fault))?;
+    let before = Limits::of(config, shape_of(config, &decoder, Room::Gpu(u64::MAX)))?;
+    // Of each sequence of a step there is one row of logits, and a block table no longer than the context.
+    let table = decoder.context_len().div_ceil(config.block_tokens);
+    decoder
+        .reserve(
+            before.step_tokens.max(before.sequences_max),
+            before.sequences_max,
+            before.sequences_max * table,
+        )
+        .map_err(|fault| no_room(&fault))?;
+    let room = decoder.backend().room(config.gpu_memory_utilization).map_err(|fault| no_room(&fault))?;
+    let limits = Limits::of(config, shape_of(config, &decoder, Room::Gpu(room)))?;
+    new_engine(config, path, file, decoder, limits, cuda::NUMERICS)
+}
+
+fn shape_of<B: Backend>(config: &Config, decoder: &Decoder<B>, room: Room) -> Shape {
+    let shape = decoder.config();
     let layout = KvLayout {
         layers: shape.layers,
         kv_heads: shape.kv_heads,
@@ -130,29 +209,31 @@ fn load_gguf(config: &Config, role: Role, path: &Path) -> Result<Loaded, Error> 
         dtype: KvDtype::F16,
         block_tokens: config.block_tokens,
     };
-    let limits = Limits::of(
-        config,
-        Shape { context_len: decoder.context_len(), layout, available: memory::available_bytes() },
-    )?;
+    Shape { context_len: decoder.context_len(), layout, room }
+}
+
+fn new_engine<B: Backend>(
+    config: &Config,
+    path: &Path,
+    file: &ModelFile,
+    decoder: Decoder<B>,
+    limits: Limits,
+    numerics: &str,
+) -> Result<(Engine<Decoder<B>>, ModelDescription), Error> {
     let model = ModelDescription {
         name: served_name(config, path),
         fingerprint: file.fingerprint,
         tokenizer: file.tokenizer_digest,
         context_len: limits.context_len,
         vocab_size: decoder.vocab_size(),
-        numerics: cpu::NUMERICS.to_owned(),
+        numerics: numerics.to_owned(),
     };
     let mut engine = Engine::new(decoder, engine_config(config, &model, limits))?;
     if let Some(vocabulary) = &file.vocabulary {
         engine.set_vocabulary(Arc::clone(vocabulary));
     }
     say_loaded(&model, limits);
-    Ok(Loaded {
-        engine: LoadedEngine::Cpu(Box::new(engine)),
-        model,
-        tokenizer: file.tokenizer.clone(),
-        vocabulary: file.vocabulary.clone(),
-    })
+    Ok((engine, model))
 }
 
 fn load_sim(config: &Config, sim: Sim) -> Result<Loaded, Error> {
@@ -170,7 +251,7 @@ fn load_sim(config: &Config, sim: Sim) -> Result<Loaded, Error> {
     let (tokenizer, vocabulary) = (bundle.to_bytes(), vocabulary(&bundle));
     let limits = Limits::of(
         config,
-        Shape { context_len: shape.context_len, layout, available: memory::available_bytes() },
+        Shape { context_len: shape.context_len, layout, room: Room::Machine(memory::available_bytes()) },
     )?;
     let model = ModelDescription {
         name: config.served_name.clone().unwrap_or_else(|| "sim".to_owned()),
@@ -236,6 +317,14 @@ fn say_loaded(model: &ModelDescription, limits: Limits) {
         step_tokens = limits.step_tokens,
         "model loaded"
     );
+}
+
+/// A device says for itself what it lacks.
+fn not_loaded(path: &Path, fault: &LoadError) -> Error {
+    match fault {
+        LoadError::Device(fault) => Error::new(Reason::InvalidArgument, fault.to_string()),
+        other => unreadable(path, other),
+    }
 }
 
 fn unreadable(path: &Path, fault: &dyn fmt::Display) -> Error {

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::{Context as _, Result};
 
 use crate::clients;
-use crate::process::{command, root, run};
+use crate::process::{command, root, run, target};
 
 /// The architectures that kernels are compiled for in tests: Ampere to Blackwell.
 const ARCHITECTURES: [&str; 5] = ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100"];
@@ -26,7 +26,16 @@ pub(crate) fn stand_in() -> Result<PathBuf> {
     let (library, new) = (folder.join("libcuda.so.1"), folder.join("libcuda.so.1.new"));
     let mut compile = command(
         "g++",
-        &["-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-ffp-contract=off", "-Wall"],
+        &[
+            "-std=c++17",
+            "-O3",
+            "-march=native",
+            "-fPIC",
+            "-shared",
+            "-fvisibility=hidden",
+            "-ffp-contract=off",
+            "-Wall",
+        ],
     );
     compile.args(["-Wextra", "-Werror", "-I", "tests/cuda", "-I", "engine/src/backend/cuda"]);
     compile.args(["tests/cuda/stand_in.cpp", "-Wl,-soname,libcuda.so.1", "-o"]).arg(&new);
@@ -37,8 +46,10 @@ pub(crate) fn stand_in() -> Result<PathBuf> {
 
 /// Compiles every kernel for every architecture, and prints what each needs.
 pub(crate) fn kernels() -> Result<()> {
-    let mut print =
-        command("cargo", &["run", "--locked", "--package", "engine", "--example", "kernels", "--"]);
-    print.args(ARCHITECTURES).env("LD_LIBRARY_PATH", nvrtc()?);
+    // With features as for all tests, so that nothing is built twice.
+    run(command("cargo", &["build", "--locked", "--workspace", "--example", "kernels"]))?;
+    let example = target().join("debug/examples/kernels");
+    let mut print = command(&example.to_string_lossy(), &ARCHITECTURES);
+    print.env("LD_LIBRARY_PATH", nvrtc()?);
     run(print)
 }

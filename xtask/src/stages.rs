@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result};
 
 use crate::clients;
+use crate::cuda;
 use crate::debian::{self, Tool};
 use crate::etcd;
 use crate::faults;
@@ -93,6 +94,7 @@ fn test_stages(stages: &mut Stages) -> Result<()> {
         debian::fetch(&Tool::Chromium)?;
         debian::fetch(&Tool::Promtool).map(drop)
     })?;
+    stages.run("build a stand-in for a GPU", || cuda::stand_in().map(drop))?;
     stages.run("build the binary, with fail points", e2e_binary)?;
     let workspace = ["test", "--workspace", "--locked"];
     stages.run("build the tests", || {
@@ -100,6 +102,7 @@ fn test_stages(stages: &mut Stages) -> Result<()> {
         build.arg("--no-run");
         run(build)
     })?;
+    stages.run("CUDA kernels for every architecture", cuda::kernels)?;
     stages.run("tests", || {
         let mut tests = command("cargo", &workspace);
         // Every failure is worth knowing, not the first one alone.

@@ -71,6 +71,7 @@ pub(crate) fn check(root: &Path) -> Result<()> {
     }
     dead_files(root, &sources, &mut findings)?;
     protos(root, &mut findings)?;
+    kernels(root, &mut findings)?;
     pages::paths(root, &mut findings)?;
     pages::tests(root, &sources, &mut findings)?;
     if findings.is_empty() {
@@ -153,6 +154,30 @@ fn source(root: &Path, path: &Path, findings: &mut Vec<String>) -> Result<()> {
     let at_home = UNSAFE_HOMES.iter().any(|home| shown.starts_with(home));
     if text.contains(unsafe_block) && !at_home {
         findings.push(format!("{shown}: unsafe outside {UNSAFE_HOMES:?}"));
+    }
+    Ok(())
+}
+
+/// Every file of kernels says what it computes and on which grid, has its launcher beside it, and is in the tests' stand-in.
+fn kernels(root: &Path, findings: &mut Vec<String>) -> Result<()> {
+    let stand_in = fs::read_to_string(root.join("tests/cuda/stand_in.cpp"))?;
+    for entry in fs::read_dir(root.join("engine/src/backend/cuda"))? {
+        let path = entry?.path();
+        if path.extension().is_none_or(|extension| extension != "cu") {
+            continue;
+        }
+        let (shown, text) = (path.strip_prefix(root)?.display(), fs::read_to_string(&path)?);
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let launcher = fs::read_to_string(path.with_extension("rs")).unwrap_or_default();
+        if !launcher.contains(&format!("include_str!(\"{name}\")")) {
+            findings.push(format!("{shown}: no launcher beside it that includes it"));
+        }
+        if !text.starts_with("//") || !text.contains("Grid: ") {
+            findings.push(format!("{shown}: does not begin with what it computes, on which `Grid: `"));
+        }
+        if !stand_in.contains(&format!("#include \"{name}\"")) {
+            findings.push(format!("{shown}: not in tests/cuda/stand_in.cpp, so that no test runs it"));
+        }
     }
     Ok(())
 }

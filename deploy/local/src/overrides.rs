@@ -27,8 +27,8 @@ enum Effect {
     OnlyNumber(&'static [i64]),
     /// A number of at least the first, without effect; one of the others says nothing in particular.
     IgnoredNumber(i64, &'static [i64]),
-    /// A number above 0 and up to 1, without effect; this one says nothing in particular.
-    IgnoredShare(f64),
+    /// Sets a field to a number above 0 and up to 1.
+    Share(&'static str),
     /// A text without effect.
     IgnoredText,
 }
@@ -95,8 +95,8 @@ pub(crate) const KEYS: [Key; 16] = [
     },
     Key {
         name: "gpu_memory_utilization",
-        effect: Effect::IgnoredShare(0.85),
-        meaning: "no effect on the CPU, where `kv_memory` bounds KV",
+        effect: Effect::Share("gpu_memory_utilization"),
+        meaning: "sets `gpu_memory_utilization`; no effect on the CPU, where `kv_memory` bounds KV",
     },
     Key { name: "opt", effect: Effect::IgnoredText, meaning: "no effect, since models are not compiled" },
 ];
@@ -174,8 +174,11 @@ impl Key {
                 true
             }
             Effect::IgnoredNumber(least, neutral) => neutral.contains(&number(value, *least)?),
-            Effect::IgnoredShare(neutral) => match value.parse::<f64>() {
-                Ok(share) if share > 0.0 && share <= 1.0 => share == *neutral,
+            Effect::Share(field) => match value.parse::<f64>() {
+                Ok(share) if share > 0.0 && share <= 1.0 => {
+                    out.fields.insert((*field).to_owned(), share.into());
+                    true
+                }
                 _ => return Err(format!("expected a number above 0 and up to 1, got {value:?}")),
             },
             Effect::IgnoredText => false,
@@ -219,6 +222,7 @@ mod tests {
             ("max_num_sequence = 1 ; max_num_sequence=2;", "sequences_max = 2"),
             ("prefill_chunk_size=256", "step_tokens = 256"),
             ("context_window_size=768", "context_len = 768"),
+            ("gpu_memory_utilization=0.5", "gpu_memory_utilization = 0.5"),
             ("prefix_cache_mode=disable", "prefix_cache = false"),
             ("prefix_cache_mode=radix", "prefix_cache = true"),
             ("prefix_cache_max_num_recycling_seqs=0", "prefix_cache = false"),
@@ -230,16 +234,14 @@ mod tests {
     #[test]
     fn a_neutral_value_is_welcome() {
         let neutral = "max_history_size=0;sliding_window_size=-1;attention_sink_size=0;tensor_parallel_shards=1;\
-                       pipeline_parallel_stages=1;spec_draft_length=0;spec_tree_width=1;gpu_memory_utilization=0.85;\
+                       pipeline_parallel_stages=1;spec_draft_length=0;spec_tree_width=1;\
                        prefix_cache_max_num_recycling_seqs=-1;prefill_mode=hybrid";
         assert_eq!(shown(neutral), "");
     }
 
     #[test]
     fn what_has_no_effect_is_noted() {
-        let share = "gpu_memory_utilization=0.5: no effect on the CPU, where `kv_memory` bounds KV";
         for (text, expected) in [
-            ("gpu_memory_utilization=0.5", share),
             ("opt=O3", "opt=O3: no effect, since models are not compiled"),
             ("attention_sink_size=4", "attention_sink_size=4: no effect without a sliding window"),
         ] {

@@ -30,7 +30,7 @@ const TRANSLATED: [&str; 6] =
 const NOT_OF_SERVE: [&str; 4] = ["listen", "grpc_listen", "advertise", "drain_notice_seconds"];
 
 /// Options whose names are MLC-LLM's, too.
-const OF_MLC: [&str; 13] = [
+const OF_MLC: [&str; 14] = [
     "device",
     "mode",
     "overrides",
@@ -44,6 +44,7 @@ const OF_MLC: [&str; 13] = [
     "port",
     "api_key",
     "allow_credentials",
+    "gpu_memory_utilization",
 ];
 
 /// One option, in every command that has it.

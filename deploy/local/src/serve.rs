@@ -55,8 +55,11 @@ pub async fn start(config: ServeConfig) -> Result<Running, Error> {
 }
 
 fn run_workers(config: &ServeConfig, context: &Context, process: &mut Process) {
+    // All of them compute on one device.
+    let workers = config.options.prefill + config.options.decode;
     let worker = |role, index| {
         let config = worker::Config {
+            gpu_memory_utilization: config.worker.gpu_memory_utilization / workers as f64,
             listen: local(role, index),
             advertise: None,
             // The router has finished by then: nobody is left to tell.

@@ -38,6 +38,13 @@ pub trait Backend: Sized + Send + 'static {
     /// Room for activations of that width, no tokens yet.
     fn activations(&self, width: usize) -> Self::Activations;
 
+    /// Takes the memory for activations of that many tokens now, where a device has none to spare later.
+    fn reserve(&mut self, activations: &mut Self::Activations, tokens: usize) -> Outcome;
+
+    /// The same for what else a step of `tokens` tokens needs, over block tables of `blocks` entries together, up to the
+    /// position that `rope` has reached.
+    fn reserve_step(&mut self, rope: &Rope, tokens: usize, blocks: usize) -> Outcome;
+
     /// An arena of `blocks` zeroed blocks. Fails when there is no room for them.
     fn kv(&self, layout: KvLayout, blocks: usize) -> Result<Self::Kv, ForwardError>;
 

@@ -131,6 +131,29 @@ impl<B: Backend> Decoder<B> {
         &self.config
     }
 
+    /// What it runs on.
+    pub fn backend(&self) -> &B {
+        &self.backend
+    }
+
+    /// Takes the memory that steps need now, so that none is missing later: for `tokens` tokens in a step, of `rows` of
+    /// which logits are wanted, over block tables of `blocks` entries together.
+    ///
+    /// # Errors
+    /// When the device has no room.
+    pub fn reserve(&mut self, tokens: usize, rows: usize, blocks: usize) -> Result<(), ForwardError> {
+        let Self { backend, rope, scratch, config, .. } = self;
+        rope.reach(config.context_len);
+        backend.reserve_step(rope, tokens, blocks)?;
+        let Scratch { x, normed, qkv: Qkv { q, k, v }, attended, gate, up, delta, selected, logits } =
+            scratch;
+        for activations in [x, normed, q, k, v, attended, gate, up, delta] {
+            backend.reserve(activations, tokens)?;
+        }
+        backend.reserve(selected, rows)?;
+        backend.reserve(logits, rows)
+    }
+
     /// Refuses what would index past a table on the device.
     fn check(&self, batch: &Batch) -> Result<(), ForwardError> {
         if let Some(token) = batch.tokens.iter().find(|token| **token as usize >= self.config.vocab_size) {

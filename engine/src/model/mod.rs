@@ -94,7 +94,10 @@ pub enum ForwardError {
     /// [`Interrupt`] was raised; nothing is lost, the batch may run again.
     #[error("interrupted between layers")]
     Interrupted,
-    /// The device failed; the engine fails every sequence of the batch and the worker restarts.
+    /// The device could not do this; the engine fails every sequence of the batch, and may go on.
     #[error("device: {0}")]
     Device(String),
+    /// The device has failed as a whole, and whatever is asked of it next fails too: the engine ends.
+    #[error("device: {0}")]
+    Lost(String),
 }

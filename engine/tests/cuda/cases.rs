@@ -14,13 +14,17 @@ use engine::model::{Interrupt, KvMemory, Model};
 use crate::root;
 
 /// Every case with its name.
-pub(crate) const CASES: [(&str, fn()); 5] = [
+pub(crate) const CASES: [(&str, fn()); 6] = [
     ("the contract of the model seam", contract),
     ("close to the cpu in every format", every_format),
     ("kv goes from one to the other", kv_between),
     ("three layers of a real model", three_layers),
     ("a sequence past a split of keys", long_sequence),
+    (WHOLE_MODEL, whole_model),
 ];
+
+/// The case that takes long: it runs in one order alone, since the others have run three layers of the same.
+pub(crate) const WHOLE_MODEL: &str = "the whole model over a hand-off";
 
 /// Where compiled kernels are kept between cases.
 pub(crate) fn cache() -> PathBuf {
@@ -114,9 +118,7 @@ fn continued<M: Model>(model: &mut M, from: &impl KvMemory, last: Part<'_>) -> V
 }
 
 fn three_layers() {
-    let path = root().join(".cache/models/SmolLM2-135M-Instruct.gguf");
-    let checkpoint =
-        Checkpoint::open(&path).expect("the default model, which `cargo xtask fetch-model` puts there");
+    let checkpoint = Checkpoint::open(&default_model()).unwrap();
     let config = ModelConfig { layers: 3, ..checkpoint.config().unwrap() };
     let (mut on_gpu, mut on_cpu) = both(&config, &checkpoint);
     let prompt = [504, 3575, 282, 4649, 314];
@@ -132,10 +134,58 @@ fn greedy<M: Model>(model: &mut M, prompt: &[u32], count: usize) -> Vec<u32> {
         let part = Sequence { tokens: &tokens, table: &[0] }.part(done, tokens.len(), Rows::Last);
         model.forward(&batch(&[part], 16), &mut kv, &Interrupt::default(), &mut logits).unwrap();
         done = tokens.len();
-        let best = logits.row(0).iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1)).unwrap().0;
-        tokens.push(best as u32);
+        tokens.push(best(logits.row(0)));
     }
     tokens
+}
+
+/// Eight tokens of the default model, with the prompt's KV computed on one and taken over by the other, or by another GPU.
+fn whole_model() {
+    const PROMPT: [u32; 5] = [504, 3575, 282, 4649, 314];
+    let checkpoint = Checkpoint::open(&default_model()).unwrap();
+    let (mut on_gpu, mut on_cpu) = both(&checkpoint.config().unwrap(), &checkpoint);
+    let (first_of_cpu, from_cpu) = prefilled(&mut on_cpu, &PROMPT);
+    let (first_of_gpu, from_gpu) = prefilled(&mut on_gpu, &PROMPT);
+    assert_eq!(first_of_gpu, first_of_cpu);
+    let expected = decoded(&mut on_cpu, &from_cpu, &PROMPT, first_of_cpu);
+    assert_eq!(expected.len(), 8);
+    assert_eq!(decoded(&mut on_cpu, &from_gpu, &PROMPT, first_of_gpu), expected, "from the GPU to the CPU");
+    assert_eq!(decoded(&mut on_gpu, &from_cpu, &PROMPT, first_of_cpu), expected, "from the CPU to the GPU");
+    assert_eq!(decoded(&mut on_gpu, &from_gpu, &PROMPT, first_of_gpu), expected, "from the GPU to another");
+}
+
+/// The first token after a prompt, and the prompt's KV as canonical slabs.
+fn prefilled<M: Model>(model: &mut M, prompt: &[u32]) -> (u32, Vec<u8>) {
+    let part = Sequence { tokens: prompt, table: &[0] }.part(0, prompt.len(), Rows::Last);
+    let (logits, kv) = run(model, 1, &[part]);
+    let mut slabs = Vec::new();
+    kv.export(0, 0, prompt.len(), &mut slabs);
+    (best(&logits), slabs)
+}
+
+/// Eight tokens, of which the first is known, over KV from elsewhere.
+fn decoded<M: Model>(model: &mut M, slabs: &[u8], prompt: &[u32], first: u32) -> Vec<u32> {
+    let mut kv = model.new_kv(1, 16).unwrap();
+    kv.import(0, 0, prompt.len(), slabs);
+    let mut tokens = [prompt, &[first]].concat();
+    let mut logits = Logits::default();
+    while tokens.len() < prompt.len() + 8 {
+        let part = Sequence { tokens: &tokens, table: &[0] }.part(tokens.len() - 1, tokens.len(), Rows::Last);
+        model.forward(&batch(&[part], 16), &mut kv, &Interrupt::default(), &mut logits).unwrap();
+        tokens.push(best(&logits.data));
+    }
+    tokens.split_off(prompt.len())
+}
+
+/// The token of the greatest logit.
+fn best(logits: &[f32]) -> u32 {
+    logits.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1)).unwrap().0 as u32
+}
+
+fn default_model() -> PathBuf {
+    let path = root().join(".cache/models/SmolLM2-135M-Instruct.gguf");
+    assert!(path.exists(), "no {}: `cargo xtask fetch-model` puts it there", path.display());
+    path
 }
 
 fn long_sequence() {

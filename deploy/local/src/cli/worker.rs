@@ -67,9 +67,13 @@ struct SizeOptions {
     /// [default: local with --dialect mlc, else none]
     #[arg(long, value_name = "MODE")]
     mode: Option<String>,
-    /// Memory for KV, such as 2GiB [default: a quarter of what is available, at most 1GiB]
+    /// Memory for KV, such as 2GiB [default: a quarter of what is available, at most 1GiB; on a GPU what is left of its
+    /// share]
     #[arg(long, value_name = "SIZE")]
     kv_memory: Option<String>,
+    /// Share of a GPU's memory for weights, steps and KV together; the workers of one process part it between them
+    #[arg(long, value_name = "SHARE")]
+    gpu_memory_utilization: Option<f64>,
     /// KV blocks [default: by the mode, or what --kv-memory holds, or eight full contexts]
     #[arg(long, value_name = "N")]
     kv_blocks: Option<usize>,
@@ -82,10 +86,11 @@ struct SizeOptions {
     /// Most tokens of a served sequence [default: the model's context]
     #[arg(long, value_name = "N")]
     context_len: Option<usize>,
-    /// Most tokens of a step, which long prefills are cut into [default: 128, or less by the mode]
+    /// Most tokens of a step, which long prefills are cut into [default: 128, on a GPU 2048, or less by the
+    /// mode]
     #[arg(long, value_name = "N")]
     step_tokens: Option<usize>,
-    /// Most sequences that run at once [default: 64, or less by the mode]
+    /// Most sequences that run at once [default: 64, on a GPU 256, or less by the mode]
     #[arg(long, value_name = "N")]
     sequences_max: Option<usize>,
     /// Most sequences that wait to run

@@ -184,7 +184,7 @@ impl AttentionCase {
     }
 
     fn arena(&self, cpu: &Cpu, layer: usize) -> CpuKv {
-        let mut kv = cpu.kv(self.layout, self.table.len());
+        let mut kv = cpu.kv(self.layout, self.table.len()).unwrap();
         let row = self.layout.kv_heads * self.layout.head_dim;
         for position in 0..self.len {
             let block = self.table[position / self.layout.block_tokens] as usize;

@@ -43,6 +43,21 @@ DEVICE float warp_sum(float x) {
   return x;
 }
 
+// The sums of N values over a warp, each in the same order as `warp_sum`: in lane l that of value l * N / 32. With every
+// exchange a lane gives half of its values away, so that there are N + 1 exchanges for 8 values instead of 40.
+template <unsigned N> DEVICE float warp_sums(float (&x)[N], unsigned lane) {
+  unsigned distance = WARP / 2;
+  for (unsigned half = N / 2; half > 0; half /= 2, distance /= 2) {
+    for (unsigned i = 0; i < half; i++) {
+      const float given = lane & distance ? x[i] : x[i + half], kept = lane & distance ? x[i + half] : x[i];
+      x[i] = kept + __shfl_xor_sync(ALL_LANES, given, distance);
+    }
+  }
+  float sum = x[0];
+  for (; distance > 0; distance /= 2) sum += __shfl_xor_sync(ALL_LANES, sum, distance);
+  return sum;
+}
+
 // The greatest of a value over a warp, in every lane.
 DEVICE float warp_max(float x) {
   for (unsigned distance = WARP / 2; distance > 0; distance /= 2) {

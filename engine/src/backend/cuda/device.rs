@@ -86,7 +86,12 @@ pub enum Fault {
 
 impl From<Fault> for ForwardError {
     fn from(fault: Fault) -> Self {
-        Self::Device(fault.to_string())
+        // A driver that refuses one thing refuses all that follows.
+        if matches!(fault, Fault::Driver { .. }) {
+            Self::Lost(fault.to_string())
+        } else {
+            Self::Device(fault.to_string())
+        }
     }
 }
 
@@ -119,14 +124,31 @@ pub(super) struct Gpu {
     pub(super) capability: (i32, i32),
     /// The newest CUDA that the driver speaks.
     pub(super) driver: i32,
+    /// Bytes of memory that were free when it was opened.
+    pub(super) free_at_first: usize,
+}
+
+/// How many there are; none without a driver.
+pub(super) fn count() -> usize {
+    let ask = || {
+        cudarc::driver::result::init().ok()?;
+        usize::try_from(CudaContext::device_count().ok()?).ok()
+    };
+    if has_driver() { catch_unwind(AssertUnwindSafe(ask)).ok().flatten().unwrap_or(0) } else { 0 }
+}
+
+fn has_driver() -> bool {
+    // SAFETY: the driver's library runs no code of its own that could be unsound when it is loaded.
+    #[expect(unsafe_code, reason = "loads a library")]
+    unsafe {
+        sys::is_culib_present()
+    }
 }
 
 impl Gpu {
     /// The GPU of that number.
     pub(super) fn open(number: usize) -> Result<Self, Fault> {
-        // SAFETY: the driver's library runs no code of its own that could be unsound when it is loaded.
-        #[expect(unsafe_code, reason = "loads a library")]
-        if !unsafe { sys::is_culib_present() } {
+        if !has_driver() {
             return Err(Fault::NoDriver);
         }
         // A driver from before a function was added has no such symbol, on which cudarc panics.
@@ -160,7 +182,8 @@ impl Gpu {
             context.disable_event_tracking();
         }
         let driver = driver_version().ok_or(Fault::NoDriver)?;
-        Ok(Self { stream, name, capability, driver })
+        let (free_at_first, _) = context.mem_get_info().doing("asking for free memory")?;
+        Ok(Self { stream, name, capability, driver, free_at_first })
     }
 
     /// Bytes free and in all.

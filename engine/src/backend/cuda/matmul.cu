@@ -22,9 +22,10 @@ DEVICE void matmul(const unsigned char* weights, unsigned long long row_bytes, c
       }
     }
   }
-  for (unsigned t = 0; t < TOKENS; t++) {
-    const float sum = warp_sum(sums[t]);
-    if (lane == 0 && t < count) out[(unsigned long long)(first + t) * rows + row] = bias ? sum + bias[row] : sum;
+  const float sum = warp_sums<TOKENS>(sums, lane);
+  const unsigned t = lane * TOKENS / WARP;
+  if (lane % (WARP / TOKENS) == 0 && t < count) {
+    out[(unsigned long long)(first + t) * rows + row] = bias ? sum + bias[row] : sum;
   }
 }
 

@@ -44,6 +44,11 @@ use crate::model::rope::Rope;
 /// Names the order of operations. Streams continue bit for bit between workers of the same id.
 pub const NUMERICS: &str = "cuda-f32-v1";
 
+/// GPUs that this machine has and its driver sees; none without a driver.
+pub fn devices() -> usize {
+    device::count()
+}
+
 /// Which GPU, and where its kernels are kept.
 #[derive(Clone, Debug, Default)]
 pub struct CudaOptions {
@@ -56,9 +61,9 @@ pub struct CudaOptions {
 /// A decoder on a GPU with the weights of `checkpoint`.
 ///
 /// # Errors
-/// When there is no such GPU, no compiler of kernels or no room, or the checkpoint cannot be read.
-pub fn load(checkpoint: &Checkpoint, options: &CudaOptions) -> Result<Decoder<Cuda>, LoadError> {
-    Decoder::load(Cuda::new(options)?, checkpoint.config()?, checkpoint)
+/// When there is no room, or the checkpoint cannot be read.
+pub fn load(checkpoint: &Checkpoint, gpu: Cuda) -> Result<Decoder<Cuda>, LoadError> {
+    Decoder::load(gpu, checkpoint.config()?, checkpoint)
 }
 
 /// Compiles every kernel for an architecture such as `sm_90`, without a GPU.
@@ -132,12 +137,16 @@ impl Cuda {
         &self.gpu.name
     }
 
-    /// Bytes of its memory that are free, and those in all.
+    /// Bytes of its memory that KV may take, of a `share` of all that it has, from 0 to 1: what is left of the share after
+    /// all that was taken since it was opened, as far as it is free.
     ///
     /// # Errors
     /// When the driver does not say.
-    pub fn memory(&self) -> Result<(usize, usize), ForwardError> {
-        Ok(self.gpu.memory()?)
+    pub fn room(&self, share: f64) -> Result<u64, ForwardError> {
+        let (free, total) = self.gpu.memory()?;
+        let taken = self.gpu.free_at_first.saturating_sub(free);
+        let of_share = (total as f64 * share) as usize;
+        Ok(of_share.saturating_sub(taken).min(free) as u64)
     }
 
     /// Has the batch on the GPU. Every layer of a step asks for the same.
@@ -195,6 +204,21 @@ impl Backend for Cuda {
 
     fn activations(&self, width: usize) -> Activations {
         Activations { width, tokens: 0, data: Buffer::default() }
+    }
+
+    fn reserve(&mut self, activations: &mut Activations, tokens: usize) -> Outcome {
+        activations.data.reserve(&self.gpu, tokens * activations.width)?;
+        Ok(())
+    }
+
+    fn reserve_step(&mut self, rope: &Rope, tokens: usize, blocks: usize) -> Outcome {
+        let Self { gpu, turns, staged, tokens: token_ids, rows, .. } = self;
+        turns.follow(gpu, rope)?;
+        for buffer in [token_ids, rows, &mut staged.positions, &mut staged.slots, &mut staged.tables] {
+            buffer.reserve(gpu, tokens)?;
+        }
+        staged.blocks.reserve(gpu, blocks)?;
+        Ok(())
     }
 
     fn kv(&self, layout: KvLayout, blocks: usize) -> Result<CudaKv, ForwardError> {

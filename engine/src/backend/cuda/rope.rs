@@ -24,7 +24,7 @@ pub(super) struct Turns {
 
 impl Turns {
     /// Has every position that `rope` has reached. Those that were there already stay: they do not change.
-    fn follow(&mut self, gpu: &Gpu, rope: &Rope) -> Result<(), Fault> {
+    pub(super) fn follow(&mut self, gpu: &Gpu, rope: &Rope) -> Result<(), Fault> {
         let all = rope.all_turns().as_flattened();
         if all.len() > self.data.capacity() {
             self.data.write(gpu, all)?;
