@@ -111,10 +111,11 @@ async fn a_stream_goes_on_elsewhere_when_its_gpu_is_lost() {
     cluster.wait_ready().await;
     let client = Client::new(cluster.grpc_port());
     let ask = Ask::greedy(&PROMPT, TOKENS);
-    let stream = tokio::spawn(async move { client.ask(&ask).await });
-    cluster.wait_log(DECODE, "the engine's thread panicked; this worker ends").await;
-    cluster.spawn_with((Service::Decode, 1), &["--device", "cpu"]);
-    let answer = stream.await.expect("the client's task");
+    let replaced = async {
+        cluster.wait_log(DECODE, "the engine's thread panicked; this worker ends").await;
+        cluster.spawn_with((Service::Decode, 1), &["--device", "cpu"]);
+    };
+    let (answer, ()) = tokio::join!(client.ask(&ask), replaced);
     assert_eq!(answer.error, None);
     assert_eq!(answer.tokens, expected.tokens);
     let status = cluster.wait_exit(DECODE, PATIENCE);
@@ -124,13 +125,9 @@ async fn a_stream_goes_on_elsewhere_when_its_gpu_is_lost() {
 }
 
 /// Starts a worker that cannot run; gives the last line that it said.
-fn refused(stand_in: &[(&str, &str)], environment: bool, device: &str) -> String {
-    let mut settings = settings(stand_in);
-    if !environment {
-        settings.environment.clear();
-    }
+fn refused(settings: Settings, arguments: &[&str]) -> String {
     let mut cluster = Cluster::new(settings);
-    cluster.spawn_with(DECODE, &["--device", device]);
+    cluster.spawn_with(DECODE, arguments);
     let status = cluster.wait_exit(DECODE, PATIENCE);
     assert!(!status.success(), "{status}");
     cluster.log(DECODE).lines().last().unwrap_or_default().to_owned()
@@ -139,19 +136,30 @@ fn refused(stand_in: &[(&str, &str)], environment: bool, device: &str) -> String
 #[test]
 fn a_device_that_is_not_there_is_one_clear_line() {
     let _alone = ALONE.blocking_lock();
-    let line = refused(&[], false, "cuda");
-    assert!(
-        line.contains(
-            "device: no NVIDIA driver on this machine (libcuda.so.1): install one, or use --device cpu"
+    let without = Settings { environment: Vec::new(), ..settings(&[]) };
+    let on_gpu = ["--device", "cuda"];
+    let little = settings(&[("STAND_IN_MEMORY_MIB", "20")]);
+    for (settings, arguments, expected) in [
+        (
+            without,
+            &on_gpu[..],
+            "device: no NVIDIA driver on this machine (libcuda.so.1): install one, or use --device cpu",
         ),
-        "{line}"
-    );
-    let line = refused(&[], true, "cuda:1");
-    assert!(line.contains("device: cuda:1 is not there: this machine has 1, numbered from 0"), "{line}");
-    let line = refused(&[("STAND_IN_MEMORY_MIB", "90")], true, "cuda");
-    assert!(line.contains("device: out of GPU memory: "), "{line}");
-    let line = refused(&[("STAND_IN_MEMORY_MIB", "104")], true, "cuda");
-    assert!(line.contains("kv_blocks: 589824 bytes are needed for 16 blocks of 16 tokens"), "{line}");
+        (
+            settings(&[]),
+            &["--device", "cuda:1"],
+            "device: cuda:1 is not there: this machine has 1, numbered from 0",
+        ),
+        (little, &on_gpu, "device: out of GPU memory: "),
+        (
+            settings(&[]),
+            &["--device", "cuda", "--gpu-memory-utilization", "0.001"],
+            "kv_blocks: 589824 bytes are needed for 16 blocks of 16 tokens, gpu_memory_utilization leaves 0",
+        ),
+    ] {
+        let line = refused(settings, arguments);
+        assert!(line.contains(expected), "{line}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

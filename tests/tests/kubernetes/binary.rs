@@ -9,9 +9,6 @@ use serde_json::Value;
 use crate::manifests::{Manifests, containers, name_of, pod_of};
 use crate::pod::{self, Filled};
 
-/// What the binary says where a device is asked for that this build does not have.
-const NO_CUDA: &str = "cuda is not there; this machine and this build have cpu";
-
 /// Every finding of one overlay.
 pub(crate) fn check(manifests: &Manifests) -> Vec<String> {
     let mut found = Vec::new();
@@ -37,15 +34,8 @@ fn taken(manifests: &Manifests, container: &Value, mut filled: Filled) -> Vec<St
     for text in &mut filled.arguments {
         *text = text.replace("--model=/models", &format!("--model={}", models.path().display()));
     }
-    let mut output = print_config(&filled);
+    let output = print_config(&filled);
     let mut found = Vec::new();
-    if filled.variables.get("BATON_DEVICE").map(String::as_str) == Some("cuda")
-        && output.contains_key(NO_CUDA)
-    {
-        // A build without CUDA says so, and takes all else.
-        filled.variables.insert("BATON_DEVICE".to_owned(), "cpu".to_owned());
-        output = print_config(&filled);
-    }
     let set: Vec<String> = filled
         .variables
         .keys()
@@ -100,7 +90,6 @@ fn print_config(filled: &Filled) -> BTreeMap<String, String> {
     let mut options: BTreeMap<_, _> = text.lines().rev().map(line).collect();
     if !output.status.success() {
         let refusal = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-        let refusal = if refusal.contains(NO_CUDA) { NO_CUDA.to_owned() } else { refusal };
         options.insert(refusal, String::new());
     }
     options

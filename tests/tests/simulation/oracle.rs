@@ -35,7 +35,7 @@ impl Oracle {
         };
         let mut model = SimModel::new(MODEL);
         // One block that holds everything, so that any run of tokens is one export.
-        let mut kv = model.new_kv(1, len).unwrap();
+        let mut kv = model.new_kv(1, len).expect("the simulated model has room");
         model
             .forward(&batch, &mut kv, &Interrupt::default(), &mut Logits::default())
             .expect("nobody interrupts the oracle");

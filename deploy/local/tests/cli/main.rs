@@ -55,10 +55,13 @@ fn what_cannot_be_is_refused_with_one_line() {
         (&["serve", "nobody", "--models-dir", "/no/such"], "the name of a model in /no/such, which has none"),
         (&["serve", "HF://mlc-ai/Llama-3"], "--model: a worker fetches nothing, and so no HF:// either"),
         (
-            &["serve", "sim:", "--device", "cuda:0"],
-            "device: cuda is not there; this machine and this build have cpu",
+            &["serve", "sim:", "--device", "metal:1"],
+            "device: metal:1 is not there; this build computes on cpu and cuda",
         ),
-        (&["serve", "sim:", "--device", "metal:1"], "device: metal:1 is not there"),
+        (
+            &["serve", "sim:", "--gpu-memory-utilization", "1.5"],
+            "gpu_memory_utilization: a number above 0 and up to 1 expected, 1.5 came",
+        ),
         (
             &["serve", "sim:", "--device", "gpu"],
             "--device: expected one of auto, cpu, cuda, metal, vulkan, rocm",
