@@ -22,15 +22,21 @@
 #include <vector>
 
 #include <sys/mman.h>
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#endif
 
 #define KERNEL(threads) extern "C" void
 #define DEVICE static inline
 // One block runs at a time: whoever launches holds a lock.
-#define SHARED static
+#define SHARED static __attribute__((section("shared_memory")))
 
 struct dim3 {
   unsigned x = 1, y = 1, z = 1;
 };
+// Where the memory of all blocks begins and ends.
+extern "C" __attribute__((visibility("hidden"))) char __start_shared_memory[], __stop_shared_memory[];
+
 inline dim3 threadIdx, blockIdx, blockDim, gridDim;
 
 namespace fibers {
@@ -179,6 +185,10 @@ inline void prepare(Fiber& fiber, unsigned index, dim3 size) {
     if (stack == MAP_FAILED) fail("no memory for a stack");
     fiber.stack = static_cast<char*>(stack);
   }
+#if defined(__SANITIZE_ADDRESS__)
+  // Frames that a fiber has never returned from.
+  __asan_unpoison_memory_region(fiber.stack, STACK_BYTES);
+#endif
   fiber.index = index;
   fiber.place = {index % size.x, index / size.x % size.y, index / (size.x * size.y)};
   fiber.done = false;
@@ -222,6 +232,8 @@ inline void run_block(dim3 grid, dim3 size, dim3 place, const std::function<void
   if (pool.size() < threads) pool.resize(threads);
   for (unsigned i = 0; i < threads; i++) prepare(pool[i], i, size);
   std::vector<unsigned> turns(threads);
+  // What no thread of this block has written is no number.
+  std::memset(__start_shared_memory, 0xff, __stop_shared_memory - __start_shared_memory);
   std::iota(turns.begin(), turns.end(), 0u);
   if (order == Order::Reverse) std::reverse(turns.begin(), turns.end());
   std::minstd_rand random(seed);

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use checkpoint::{Checkpoint, ModelConfig};
+use checkpoint::{Checkpoint, ModelConfig, RopePairing, TensorType};
 use engine::backend::cpu::{Cpu, CpuOptions};
 use engine::backend::cuda::{Cuda, CudaOptions};
 use engine::batch::Logits;
@@ -14,7 +14,8 @@ use engine::model::{Interrupt, KvMemory, Model};
 use crate::root;
 
 /// Every case with its name.
-pub(crate) const CASES: [(&str, fn()); 6] = [
+pub(crate) const CASES: [(&str, fn()); 7] = [
+    (SHORT, short),
     ("the contract of the model seam", contract),
     ("close to the cpu in every format", every_format),
     ("kv goes from one to the other", kv_between),
@@ -22,6 +23,9 @@ pub(crate) const CASES: [(&str, fn()); 6] = [
     ("a sequence past a split of keys", long_sequence),
     (WHOLE_MODEL, whole_model),
 ];
+
+/// The case that planted faults are looked for by.
+pub(crate) const SHORT: &str = "a short run of every kernel";
 
 /// The case that takes long: it runs in one order alone, since the others have run three layers of the same.
 pub(crate) const WHOLE_MODEL: &str = "the whole model over a hand-off";
@@ -86,6 +90,36 @@ fn every_format() {
         let (expected, _) = run(&mut on_cpu, 3, &parts);
         assert_close(&found, &expected, &format!("{format:?}, {config:?}"));
     }
+}
+
+/// Every kernel, in the least that shows what it does: more than one block, layer, head of a key and run of a row, a last run
+/// that is not whole, a step of one token, and rows that are not the first.
+fn short() {
+    let wide = ModelConfig {
+        hidden: 320,
+        ffn: 100,
+        heads: 5,
+        kv_heads: 1,
+        head_dim: 64,
+        rope_dim: 64,
+        vocab_size: 33,
+        rope_pairing: RopePairing::Halves,
+        ..small()
+    };
+    let one_layer = |(config, format)| (ModelConfig { layers: 1, ..config }, format);
+    let narrow = configs().into_iter().skip(1).map(one_layer);
+    let mut all = vec![(small(), TensorType::Q4_1), one_layer((wide, TensorType::F32))];
+    all.extend(narrow);
+    let tokens: Vec<u32> = (0..19).map(|i| i * 31 % 33).collect();
+    let sequence = Sequence { tokens: &tokens, table: &[1, 0] };
+    let parts = [sequence.part(0, 18, Rows::Last), sequence.part(18, 19, Rows::Last)];
+    for (config, format) in all {
+        let (mut on_gpu, mut on_cpu) = both(&config, &RandomWeights::new(&config, format));
+        let (found, _) = run(&mut on_gpu, 2, &parts);
+        let (expected, _) = run(&mut on_cpu, 2, &parts);
+        assert_close(&found, &expected, &format!("{format:?}, {config:?}"));
+    }
+    long_sequence();
 }
 
 fn kv_between() {

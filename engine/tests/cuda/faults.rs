@@ -10,7 +10,7 @@ use engine::model::samples::{FORMATS, RandomWeights, small};
 use engine::model::{Interrupt, Model};
 
 use crate::cases::cache;
-use crate::{bare, on_stand_in, stand_in};
+use crate::{Outcome, bare, on_stand_in, stand_in};
 
 /// Something that is wrong, and what must be said.
 pub(crate) struct Fault {
@@ -111,7 +111,7 @@ pub(crate) const FAULTS: [Fault; 10] = [
 
 impl Fault {
     /// Has it happen in a process of its own.
-    pub(crate) fn check(&self) -> Result<(), String> {
+    pub(crate) fn check(&self) -> Outcome {
         let mut command = match self.libraries {
             Libraries::None => bare(self.case),
             Libraries::DriverOnly => {
@@ -127,7 +127,7 @@ impl Fault {
         // An exit, not a signal: an error that was handed on, not a panic.
         let is_error = output.status.code() == Some(1);
         if is_error && said.lines().any(|line| line.starts_with(self.says)) {
-            return Ok(());
+            return Ok(String::new());
         }
         let stderr = String::from_utf8_lossy(&output.stderr);
         Err(format!("expected an error {:?}, got {} and\n{said}{stderr}", self.says, output.status))

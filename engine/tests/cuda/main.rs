@@ -8,6 +8,7 @@
 
 mod cases;
 mod faults;
+mod planted;
 
 use std::num::NonZero;
 use std::path::{Path, PathBuf};
@@ -17,6 +18,7 @@ use std::time::Instant;
 
 use cases::{CASES, WHOLE_MODEL};
 use faults::FAULTS;
+use planted::PLANTED;
 
 /// The four orders in which fibers take turns.
 const ORDERS: [&str; 4] = ["forward", "reverse", "random", "skew"];
@@ -35,8 +37,11 @@ fn main() -> ExitCode {
     if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
+/// What came of a test: more to say, or what was wrong.
+type Outcome = Result<String, String>;
+
 /// A test, in a process of its own.
-type Test = Box<dyn Fn() -> Result<(), String> + Sync>;
+type Test = Box<dyn Fn() -> Outcome + Sync>;
 
 /// Every test with its name: each case in each order, then each fault.
 fn all_tests() -> Vec<(String, Test)> {
@@ -52,6 +57,10 @@ fn all_tests() -> Vec<(String, Test)> {
     for fault in &FAULTS {
         tests.push((fault.name.to_owned(), Box::new(|| fault.check())));
     }
+    for fault in &PLANTED {
+        tests.push((format!("planted: {}", fault.name), Box::new(|| fault.check())));
+    }
+    tests.push(("sanitized".to_owned(), Box::new(planted::sanitized)));
     tests
 }
 
@@ -64,7 +73,7 @@ fn run_all(tests: &[(String, Test)]) -> usize {
             let outcome = test();
             let seconds = start.elapsed().as_secs_f32();
             match outcome {
-                Ok(()) => println!("test {name} ... ok, {seconds:.1} s"),
+                Ok(more) => println!("test {name} ... ok, {seconds:.1} s {more}"),
                 Err(message) => {
                     println!("test {name} ... FAILED, {seconds:.1} s\n{message}");
                     failed.fetch_add(1, Ordering::Relaxed);
@@ -105,8 +114,13 @@ fn bare(case: &str) -> Command {
 
 /// The same with the driver's stand-in and NVRTC.
 fn on_stand_in(case: &str) -> Command {
+    on_stand_in_at(&stand_in(), case)
+}
+
+/// The same with a stand-in that lies in that folder.
+fn on_stand_in_at(folder: &Path, case: &str) -> Command {
     let mut command = bare(case);
-    command.env("LD_LIBRARY_PATH", format!("{}:{}", stand_in().display(), nvrtc().display()));
+    command.env("LD_LIBRARY_PATH", format!("{}:{}", folder.display(), nvrtc().display()));
     command
 }
 
@@ -127,9 +141,9 @@ fn nvrtc() -> PathBuf {
     python.join("site-packages/nvidia/cu13/lib")
 }
 
-fn succeeds(output: &Output) -> Result<(), String> {
+fn succeeds(output: &Output) -> Outcome {
     if output.status.success() {
-        return Ok(());
+        return Ok(String::new());
     }
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     Err(format!("{}\n{}{}", output.status, text(&output.stdout), text(&output.stderr)))
