@@ -23,6 +23,7 @@ pub mod fences;
 pub mod holds;
 mod inbox;
 pub mod items;
+mod kernels;
 pub mod kv_transfer;
 pub mod limits;
 pub mod lives;

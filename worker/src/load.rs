@@ -10,6 +10,7 @@ use checkpoint::grammar::GrammarEnv;
 use checkpoint::{Checkpoint, TokenizerBundle};
 use engine::backend::Backend;
 use engine::backend::cpu::{self, Cpu, CpuOptions};
+use engine::backend::cuda::compile::CodeStore;
 use engine::backend::cuda::{self, Cuda, CudaOptions};
 use engine::model::Model as _;
 use engine::model::decoder::{Decoder, LoadError};
@@ -19,6 +20,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::Config;
 use crate::device::DeviceKind;
+use crate::kernels::KernelFolder;
 use crate::limits::{Limits, Room, Shape};
 use crate::sim::{self, Sim, TimedSim};
 use crate::{memory, shell};
@@ -138,7 +140,10 @@ fn load_gguf(config: &Config, role: Role, path: &Path) -> Result<Loaded, Error> 
 fn cuda_of(config: &Config) -> Result<Option<Cuda>, Error> {
     let options = CudaOptions {
         number: config.device.number as usize,
-        cache: config.cache_dir.as_ref().map(|folder| folder.join("kernels")),
+        store: config
+            .cache_dir
+            .as_ref()
+            .map(|folder| -> Arc<dyn CodeStore> { Arc::new(KernelFolder(folder.join("kernels"))) }),
     };
     match config.device.kind {
         DeviceKind::Cuda => {

@@ -1,9 +1,11 @@
 //! What must hold of the CUDA backend, whatever it runs on.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use checkpoint::{Checkpoint, ModelConfig, RopePairing, TensorType};
 use engine::backend::cpu::{Cpu, CpuOptions};
+use engine::backend::cuda::compile::CodeStore;
 use engine::backend::cuda::{Cuda, CudaOptions};
 use engine::batch::Logits;
 use engine::model::conformance::{self, Part, Rows, Sequence, batch};
@@ -30,13 +32,29 @@ pub(crate) const SHORT: &str = "a short run of every kernel";
 /// The case that takes long: it runs in one order alone, since the others have run three layers of the same.
 pub(crate) const WHOLE_MODEL: &str = "the whole model over a hand-off";
 
-/// Where compiled kernels are kept between cases.
-pub(crate) fn cache() -> PathBuf {
-    root().join(".cache/cuda-kernels")
+/// Keeps compiled kernels between cases, each of which is a process.
+struct Kept(PathBuf);
+
+impl CodeStore for Kept {
+    fn get(&self, name: &str) -> Option<Vec<u8>> {
+        std::fs::read(self.0.join(name)).ok()
+    }
+
+    fn put(&self, name: &str, code: &[u8]) {
+        let beside = self.0.join(format!("{name}.{}", std::process::id()));
+        std::fs::create_dir_all(&self.0).unwrap();
+        std::fs::write(&beside, code).unwrap();
+        std::fs::rename(beside, self.0.join(name)).unwrap();
+    }
+}
+
+/// The GPU of that number.
+pub(crate) fn options(number: usize) -> CudaOptions {
+    CudaOptions { number, store: Some(Arc::new(Kept(root().join(".cache/cuda-kernels")))) }
 }
 
 fn gpu() -> Cuda {
-    Cuda::new(&CudaOptions { number: 0, cache: Some(cache()) }).unwrap()
+    Cuda::new(&options(0)).unwrap()
 }
 
 fn processor() -> Cpu {

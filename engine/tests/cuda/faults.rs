@@ -2,14 +2,14 @@
 
 use std::process::Command;
 
-use engine::backend::cuda::{Cuda, CudaOptions};
+use engine::backend::cuda::Cuda;
 use engine::batch::Logits;
 use engine::model::conformance::{Rows, Sequence, batch};
 use engine::model::decoder::Decoder;
 use engine::model::samples::{FORMATS, RandomWeights, small};
 use engine::model::{Interrupt, Model};
 
-use crate::cases::cache;
+use crate::cases::options;
 use crate::{Outcome, bare, on_stand_in, stand_in};
 
 /// Something that is wrong, and what must be said.
@@ -36,7 +36,7 @@ const OPEN: &str = "open";
 const FORWARD: &str = "forward";
 
 /// Every fault.
-pub(crate) const FAULTS: [Fault; 10] = [
+pub(crate) const FAULTS: [Fault; 11] = [
     Fault {
         name: "no driver",
         case: OPEN,
@@ -49,7 +49,7 @@ pub(crate) const FAULTS: [Fault; 10] = [
         case: OPEN,
         machine: |_| {},
         libraries: Libraries::DriverOnly,
-        says: "device: no NVRTC on this machine (libnvrtc.so.13 or .12): install CUDA's runtime compiler",
+        says: "device: no NVRTC on this machine (libnvrtc.so.13): install CUDA's runtime compiler",
     },
     Fault {
         name: "no gpu",
@@ -71,6 +71,13 @@ pub(crate) const FAULTS: [Fault; 10] = [
         machine: |command| _ = command.env("STAND_IN_CAPABILITY", "75"),
         libraries: Libraries::All,
         says: "device: stand-in for a GPU has compute capability 7.5, and 8.0 is needed: use --device cpu",
+    },
+    Fault {
+        name: "a gpu that the compiler does not know",
+        case: OPEN,
+        machine: |command| _ = command.env("STAND_IN_CAPABILITY", "199"),
+        libraries: Libraries::All,
+        says: "device: kernel rows does not compile for sm_199: update CUDA's runtime compiler, or use --device cpu; it says: ",
     },
     Fault {
         name: "an old driver",
@@ -136,8 +143,7 @@ impl Fault {
 
 /// Does what one of them asks for; gives what is said of it.
 pub(crate) fn run(case: &str) -> Result<(), String> {
-    let open =
-        |number| Cuda::new(&CudaOptions { number, cache: Some(cache()) }).map_err(|error| error.to_string());
+    let open = |number| Cuda::new(&options(number)).map_err(|error| error.to_string());
     let model = || {
         let weights = RandomWeights::new(&small(), FORMATS[0]);
         Decoder::load(open(0)?, small(), &weights).map_err(|error| error.to_string())

@@ -193,7 +193,7 @@ impl Planted {
             let mut run = on_stand_in_at(&folder.0, SHORT);
             !run.env("STAND_IN_ORDER", order).output().expect("this program").status.success()
         };
-        let (seen, missed): (Vec<&str>, Vec<&str>) = ORDERS.iter().copied().partition(|order| shows(&order));
+        let (seen, missed): (Vec<&str>, Vec<&str>) = ORDERS.iter().copied().partition(|order| shows(order));
         let is_enough = if self.shows == Shows::Everywhere { missed.is_empty() } else { !seen.is_empty() };
         let said = format!("seen in {seen:?}, not in {missed:?}");
         if is_enough { Ok(said) } else { Err(said) }

@@ -26,7 +26,7 @@ fn help_names_every_command_and_the_defaults() {
         ("gateway", "Address to serve HTTP at [default: 127.0.0.1:8000]"),
         ("router", "--placement <MODE>"),
         ("prefill-worker", "Tokens per KV block [default: 16]"),
-        ("decode-worker", "Most sequences that run at once [default: 64, or less by the mode]"),
+        ("decode-worker", "Most sequences that run at once [default: 64, on a GPU 256, or less by the mode]"),
     ] {
         let (code, help, _) = output(&mut baton(&[command, "--help"]));
         assert_eq!(code, Some(0));

@@ -1,12 +1,21 @@
-//! Kernels from source: compiled by NVRTC for the GPU at hand when they are first needed, and kept on disk.
+//! Kernels from source: compiled by NVRTC for the GPU at hand when they are first needed, and kept for later
+//! runs.
 
 use std::ffi::{CStr, CString, c_char};
-use std::path::{Path, PathBuf};
 
 use cudarc::nvrtc::{result, sys};
 use sha2::{Digest, Sha256};
 
 use super::device::Fault;
+
+/// Keeps compiled kernels between runs: how and where is no matter of the engine's.
+pub trait CodeStore: Send + Sync {
+    /// What was kept under that name, whole.
+    fn get(&self, name: &str) -> Option<Vec<u8>>;
+
+    /// Keeps it, if it can: what is not kept costs time, nothing else.
+    fn put(&self, name: &str, code: &[u8]);
+}
 
 /// A file of kernels.
 #[derive(Clone, Copy, Debug)]
@@ -61,22 +70,21 @@ impl Source {
         text
     }
 
-    /// Compiles it for `arch`, such as `sm_90`, or takes what an earlier call has left in `cache`.
-    pub(super) fn compile(&self, arch: &str, cache: Option<&Path>) -> Result<Compiled, Fault> {
-        let version = compiler_version()?;
-        let kept = cache.map(|folder| self.kept_at(folder, arch, version));
-        if let Some(code) = kept.as_deref().and_then(|path| std::fs::read(path).ok()) {
+    /// Compiles it for `arch`, such as `sm_90`, or takes what an earlier call has left in `store`.
+    pub(super) fn compile(&self, arch: &str, store: Option<&dyn CodeStore>) -> Result<Compiled, Fault> {
+        let name = self.kept_as(arch, compiler_version()?);
+        if let Some(code) = store.and_then(|store| store.get(&name)) {
             return Ok(Compiled { name: self.name, code, report: String::new() });
         }
         let (code, report) = self.run_compiler(arch)?;
-        if let Some(path) = kept {
-            keep(&path, &code);
+        if let Some(store) = store {
+            store.put(&name, &code);
         }
         Ok(Compiled { name: self.name, code, report })
     }
 
-    /// Where its code for that architecture by that compiler is kept: named by all that it depends on.
-    fn kept_at(&self, folder: &Path, arch: &str, (major, minor): (i32, i32)) -> PathBuf {
+    /// Names its code for that architecture by that compiler after all that it depends on.
+    fn kept_as(&self, arch: &str, (major, minor): (i32, i32)) -> String {
         let mut hash = Sha256::new();
         for part in [&self.whole(), arch, &OPTIONS.join(" "), &format!("{major}.{minor}")] {
             hash.update((part.len() as u64).to_le_bytes());
@@ -84,7 +92,7 @@ impl Source {
         }
         let digest = hash.finalize();
         let name: String = digest[..16].iter().map(|byte| format!("{byte:02x}")).collect();
-        folder.join(format!("{}-{arch}-{name}.cubin", self.name))
+        format!("{}-{arch}-{name}.cubin", self.name)
     }
 
     fn run_compiler(&self, arch: &str) -> Result<(Vec<u8>, String), Fault> {
@@ -104,19 +112,6 @@ impl Source {
             Ok(()) => Ok((program.code().map_err(|error| fault(error.to_string()))?, report)),
             Err(error) => Err(fault(format!("{error}\n{report}"))),
         }
-    }
-}
-
-/// Written beside and renamed: whoever reads it at the same time sees all of it or nothing. A cache that cannot be written
-/// costs time, nothing else.
-fn keep(path: &Path, code: &[u8]) {
-    let Some(folder) = path.parent() else { return };
-    let beside = path.with_extension(format!("{}.part", std::process::id()));
-    let kept = std::fs::create_dir_all(folder)
-        .and_then(|()| std::fs::write(&beside, code))
-        .and_then(|()| std::fs::rename(&beside, path));
-    if kept.is_err() {
-        let _ = std::fs::remove_file(&beside);
     }
 }
 

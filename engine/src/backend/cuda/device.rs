@@ -54,10 +54,15 @@ pub enum Fault {
         capability: (i32, i32),
     },
     /// There is no compiler of kernels.
-    #[error("no NVRTC on this machine (libnvrtc.so.13 or .12): install CUDA's runtime compiler")]
+    #[error(
+        "no NVRTC on this machine (libnvrtc.so.13): install CUDA's runtime compiler (the Python package nvidia-cuda-nvrtc \
+         has it, for LD_LIBRARY_PATH), or use --device cpu"
+    )]
     NoCompiler,
     /// A kernel did not compile.
-    #[error("kernel {kernel} for {arch}: {log}")]
+    #[error(
+        "kernel {kernel} does not compile for {arch}: update CUDA's runtime compiler, or use --device cpu; it says: {log}"
+    )]
     Compile {
         /// The kernel's file.
         kernel: &'static str,

@@ -1,13 +1,12 @@
 //! Kernels, loaded: each file of them beside this one has its launchers in the file of the same name.
 
-use std::path::Path;
 use std::sync::Arc;
 
 use checkpoint::TensorType;
 use cudarc::driver::{CudaFunction, CudaModule, LaunchConfig};
 use cudarc::nvrtc::Ptx;
 
-use super::compile::{Compiled, Source};
+use super::compile::{CodeStore, Compiled, Source};
 use super::device::{Doing as _, Fault, Gpu};
 use super::{attention, compile, embed, matmul, rms_norm, rope, rows};
 
@@ -32,7 +31,7 @@ pub(super) struct Kernels {
 
 impl Kernels {
     /// Compiles and loads all of them.
-    pub(super) fn load(gpu: &Gpu, cache: Option<&Path>) -> Result<Self, Fault> {
+    pub(super) fn load(gpu: &Gpu, store: Option<&dyn CodeStore>) -> Result<Self, Fault> {
         let (compiler, _) = compile::compiler_version()?;
         if gpu.driver < compiler * 1000 {
             // Machine code of a later major version is not taken.
@@ -41,7 +40,7 @@ impl Kernels {
         let (major, minor) = gpu.capability;
         let arch = format!("sm_{major}{minor}");
         let load = |source: Source| -> Result<Module, Fault> {
-            let Compiled { code, .. } = source.compile(&arch, cache)?;
+            let Compiled { code, .. } = source.compile(&arch, store)?;
             let module = gpu.stream.context().load_module(Ptx::from_binary(code));
             Ok(Module(module.doing("loading kernels")?))
         };

@@ -20,7 +20,6 @@ mod rms_norm;
 mod rope;
 mod rows;
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use checkpoint::{Checkpoint, Tensor, TensorType};
@@ -31,7 +30,7 @@ pub use device::{CAPABILITY_MIN, Fault};
 pub use kv::CudaKv;
 
 use self::attention::HEAD_DIM_MAX;
-use self::compile::Compiled;
+use self::compile::{CodeStore, Compiled};
 use self::device::{Buffer, Doing as _, Gpu};
 use self::launch::{Kernels, SOURCES};
 use self::rope::Turns;
@@ -50,12 +49,12 @@ pub fn devices() -> usize {
 }
 
 /// Which GPU, and where its kernels are kept.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Default)]
 pub struct CudaOptions {
     /// The GPU's number, from 0.
     pub number: usize,
-    /// The folder for compiled kernels; without one they are compiled each time.
-    pub cache: Option<PathBuf>,
+    /// Keeps compiled kernels; without it they are compiled each time.
+    pub store: Option<Arc<dyn CodeStore>>,
 }
 
 /// A decoder on a GPU with the weights of `checkpoint`.
@@ -121,7 +120,7 @@ impl Cuda {
     /// See [`Fault`].
     pub fn new(options: &CudaOptions) -> Result<Self, ForwardError> {
         let gpu = Arc::new(Gpu::open(options.number)?);
-        let kernels = Kernels::load(&gpu, options.cache.as_deref())?;
+        let kernels = Kernels::load(&gpu, options.store.as_deref())?;
         Ok(Self {
             gpu,
             kernels,
