@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 use proto::Digest;
 use sha2::{Digest as _, Sha256};
 
+use crate::kept::keep;
+
 /// What names a file's content as long as nobody sets its clock back.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Identity {
@@ -56,15 +58,8 @@ pub(crate) fn load(dir: &Path, identity: &Identity) -> Option<Digest> {
     Some(Digest(digest))
 }
 
-/// Keeps a digest. Writing aside and renaming means that a reader sees all of it or none.
+/// Keeps a digest.
 pub(crate) fn store(dir: &Path, identity: &Identity, digest: &Digest) {
-    let entry = identity.entry(dir);
-    let aside = entry.with_extension(format!("{}.partial", std::process::id()));
-    let written = fs::create_dir_all(dir)
-        .and_then(|()| fs::write(&aside, format!("{digest}\n")))
-        .and_then(|()| fs::rename(&aside, &entry));
-    if written.is_err() {
-        // Nothing to say to the caller: the digest is right, it will only be computed again.
-        let _ = fs::remove_file(&aside);
-    }
+    // Nothing to say to the caller: the digest is right, it will only be computed again.
+    let _ = keep(&identity.entry(dir), format!("{digest}\n").as_bytes());
 }

@@ -13,15 +13,9 @@ impl CodeStore for KernelFolder {
         std::fs::read(self.0.join(name)).ok()
     }
 
-    /// Written beside and renamed: who reads at the same time sees all of it or nothing.
     fn put(&self, name: &str, code: &[u8]) {
-        let beside = self.0.join(format!("{name}.{}.part", std::process::id()));
-        let kept = std::fs::create_dir_all(&self.0)
-            .and_then(|()| std::fs::write(&beside, code))
-            .and_then(|()| std::fs::rename(&beside, self.0.join(name)));
-        if let Err(fault) = kept {
+        if let Err(fault) = checkpoint::keep(&self.0.join(name), code) {
             tracing::debug!(%fault, folder = %self.0.display(), "a compiled kernel was not kept");
-            let _ = std::fs::remove_file(&beside);
         }
     }
 }
