@@ -12,8 +12,8 @@ use engine::backend::Backend;
 use engine::backend::cpu::{self, Cpu, CpuOptions};
 use engine::backend::cuda::compile::CodeStore;
 use engine::backend::cuda::{self, Cuda, CudaOptions};
-use engine::model::Model as _;
 use engine::model::decoder::{Decoder, LoadError};
+use engine::model::{ForwardError, Model as _};
 use engine::{Engine, EngineConfig};
 use proto::{Digest, Error, KvDtype, KvLayout, ModelDescription, Reason, Role};
 use serde::{Deserialize, Serialize};
@@ -146,10 +146,7 @@ fn cuda_of(config: &Config) -> Result<Option<Cuda>, Error> {
             .map(|folder| -> Arc<dyn CodeStore> { Arc::new(KernelFolder(folder.join("kernels"))) }),
     };
     match config.device.kind {
-        DeviceKind::Cuda => {
-            let opened = Cuda::new(&options);
-            opened.map(Some).map_err(|fault| Error::new(Reason::InvalidArgument, fault.to_string()))
-        }
+        DeviceKind::Cuda => Cuda::new(&options).map(Some).map_err(|fault| no_device(&fault)),
         DeviceKind::Auto if cuda::devices() > 0 => match Cuda::new(&options) {
             Ok(gpu) => Ok(Some(gpu)),
             Err(fault) => {
@@ -187,7 +184,6 @@ fn on_cuda(
     file: &ModelFile,
     gpu: Cuda,
 ) -> Result<(Engine<Decoder<Cuda>>, ModelDescription), Error> {
-    let no_room = |fault: &dyn fmt::Display| Error::new(Reason::InvalidArgument, fault.to_string());
     tracing::info!(device = %config.device, name = gpu.device_name(), "computing on a GPU");
     let mut decoder = cuda::load(&file.checkpoint, gpu).map_err(|fault| not_loaded(path, &fault))?;
     let before = Limits::of(config, shape_of(config, &decoder, Room::Gpu(u64::MAX)))?;
@@ -199,8 +195,8 @@ fn on_cuda(
             before.sequences_max,
             before.sequences_max * table,
         )
-        .map_err(|fault| no_room(&fault))?;
-    let room = decoder.backend().room(config.gpu_memory_utilization).map_err(|fault| no_room(&fault))?;
+        .map_err(|fault| no_device(&fault))?;
+    let room = decoder.backend().room(config.gpu_memory_utilization).map_err(|fault| no_device(&fault))?;
     let limits = Limits::of(config, shape_of(config, &decoder, Room::Gpu(room)))?;
     new_engine(config, path, file, decoder, limits, cuda::NUMERICS)
 }
@@ -324,12 +320,16 @@ fn say_loaded(model: &ModelDescription, limits: Limits) {
     );
 }
 
-/// A device says for itself what it lacks.
 fn not_loaded(path: &Path, fault: &LoadError) -> Error {
     match fault {
-        LoadError::Device(fault) => Error::new(Reason::InvalidArgument, fault.to_string()),
+        LoadError::Device(fault) => no_device(fault),
         other => unreadable(path, other),
     }
+}
+
+/// A device says for itself what it lacks.
+fn no_device(fault: &ForwardError) -> Error {
+    Error::new(Reason::InvalidArgument, fault.to_string())
 }
 
 fn unreadable(path: &Path, fault: &dyn fmt::Display) -> Error {

@@ -125,16 +125,6 @@ impl Backend for Cpu {
         Activations { width, data: Vec::new() }
     }
 
-    fn reserve(&mut self, activations: &mut Activations, tokens: usize) -> Outcome {
-        let elements = tokens * activations.width;
-        activations.data.reserve(elements.saturating_sub(activations.data.len()));
-        Ok(())
-    }
-
-    fn reserve_step(&mut self, _rope: &Rope, _tokens: usize, _blocks: usize) -> Outcome {
-        Ok(())
-    }
-
     fn kv(&self, layout: KvLayout, blocks: usize) -> Result<CpuKv, ForwardError> {
         Ok(CpuKv::new(layout, blocks))
     }
