@@ -46,11 +46,7 @@ fn three_layers() -> &'static str {
 /// A cluster whose workers find the stand-in when they look for a driver; it is like that.
 fn settings(stand_in: &[(&str, &str)]) -> Settings {
     let root = golden::root();
-    let python = std::fs::read_dir(root.join(".cache/cuda/lib"))
-        .expect("NVRTC, which `cargo xtask cuda-stand-in` fetches")
-        .find_map(|entry| Some(entry.ok()?.path()))
-        .expect("a folder of Python's packages");
-    let libraries = [root.join(".cache/cuda-stand-in"), python.join("site-packages/nvidia/cu13/lib")];
+    let libraries = [root.join(".cache/cuda-stand-in"), root.join(".cache/cuda-nvrtc")];
     let libraries =
         std::env::join_paths(libraries).expect("no colon in a path").into_string().expect("UTF-8");
     let stand_in = stand_in.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
@@ -65,15 +61,21 @@ fn settings(stand_in: &[(&str, &str)]) -> Settings {
     }
 }
 
-/// The answer of a prefill worker and a decode worker on those devices, and the KV bytes that went between them.
-async fn answer(prefill: &str, decode: &str) -> (Answer, f64) {
-    let mut cluster = Cluster::new(settings(&[]));
+/// A cluster that is ready, with a prefill worker and a decode worker on those devices.
+async fn cluster(stand_in: &[(&str, &str)], prefill: &str, decode: &str) -> Cluster {
+    let mut cluster = Cluster::new(settings(stand_in));
     cluster.spawn_with(PREFILL, &["--device", prefill]);
     cluster.spawn_with(DECODE, &["--device", decode]);
     for service in [Service::Router, Service::Gateway] {
         cluster.spawn((service, 0));
     }
     cluster.wait_ready().await;
+    cluster
+}
+
+/// The answer of such a cluster, and the KV bytes that went between its workers.
+async fn answer(prefill: &str, decode: &str) -> (Answer, f64) {
+    let cluster = cluster(&[], prefill, decode).await;
     let answer = Client::new(cluster.grpc_port()).ask(&Ask::greedy(&PROMPT, TOKENS)).await;
     let bytes =
         cluster.metrics(DECODE).await.sum("baton_worker_kv_transfer_bytes_total", &["direction=\"in\""]);
@@ -102,13 +104,7 @@ async fn a_stream_goes_on_elsewhere_when_its_gpu_is_lost() {
     let _alone = ALONE.lock().await;
     let (expected, _) = answer("cpu", "cpu").await;
     // Three layers of 16 launches and four for all else are 52 for a step: it is lost some steps after the probe's.
-    let mut cluster = Cluster::new(settings(&[("STAND_IN_FAIL", "cuLaunchKernel:250")]));
-    cluster.spawn_with(PREFILL, &["--device", "cpu"]);
-    cluster.spawn_with(DECODE, &["--device", "cuda"]);
-    for service in [Service::Router, Service::Gateway] {
-        cluster.spawn((service, 0));
-    }
-    cluster.wait_ready().await;
+    let mut cluster = cluster(&[("STAND_IN_FAIL", "cuLaunchKernel:250")], "cpu", "cuda").await;
     let client = Client::new(cluster.grpc_port());
     let ask = Ask::greedy(&PROMPT, TOKENS);
     let replaced = async {

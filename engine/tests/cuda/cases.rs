@@ -26,6 +26,9 @@ pub(crate) const CASES: [(&str, fn()); 7] = [
     (WHOLE_MODEL, whole_model),
 ];
 
+/// What the default model goes on from.
+const PROMPT: [u32; 5] = [504, 3575, 282, 4649, 314];
+
 /// The case that planted faults are looked for by.
 pub(crate) const SHORT: &str = "a short run of every kernel";
 
@@ -41,10 +44,7 @@ impl CodeStore for Kept {
     }
 
     fn put(&self, name: &str, code: &[u8]) {
-        let beside = self.0.join(format!("{name}.{}", std::process::id()));
-        std::fs::create_dir_all(&self.0).unwrap();
-        std::fs::write(&beside, code).unwrap();
-        std::fs::rename(beside, self.0.join(name)).unwrap();
+        checkpoint::keep(&self.0.join(name), code).unwrap();
     }
 }
 
@@ -96,6 +96,14 @@ fn both(config: &ModelConfig, source: &impl WeightSource) -> (Decoder<Cuda>, Dec
     (on_gpu, Decoder::load(processor(), config.clone(), source).unwrap())
 }
 
+/// Those steps of a model of random weights, on both.
+fn check_steps(config: &ModelConfig, format: TensorType, blocks: usize, parts: &[Part<'_>]) {
+    let (mut on_gpu, mut on_cpu) = both(config, &RandomWeights::new(config, format));
+    let (found, _) = run(&mut on_gpu, blocks, parts);
+    let (expected, _) = run(&mut on_cpu, blocks, parts);
+    assert_close(&found, &expected, &format!("{format:?}, {config:?}"));
+}
+
 fn every_format() {
     let tokens: Vec<u32> = (0..37).map(|i| i * 31 % 70).collect();
     let sequence = Sequence { tokens: &tokens, table: &[2, 0, 1] };
@@ -103,10 +111,7 @@ fn every_format() {
         [sequence.part(0, 20, Rows::All), sequence.part(20, 21, Rows::All), sequence.part(21, 37, Rows::All)];
     let every = FORMATS.map(|format| (small(), format)).into_iter().chain(configs());
     for (config, format) in every {
-        let (mut on_gpu, mut on_cpu) = both(&config, &RandomWeights::new(&config, format));
-        let (found, _) = run(&mut on_gpu, 3, &parts);
-        let (expected, _) = run(&mut on_cpu, 3, &parts);
-        assert_close(&found, &expected, &format!("{format:?}, {config:?}"));
+        check_steps(&config, format, 3, &parts);
     }
 }
 
@@ -132,10 +137,7 @@ fn short() {
     let sequence = Sequence { tokens: &tokens, table: &[1, 0] };
     let parts = [sequence.part(0, 18, Rows::Last), sequence.part(18, 19, Rows::Last)];
     for (config, format) in all {
-        let (mut on_gpu, mut on_cpu) = both(&config, &RandomWeights::new(&config, format));
-        let (found, _) = run(&mut on_gpu, 2, &parts);
-        let (expected, _) = run(&mut on_cpu, 2, &parts);
-        assert_close(&found, &expected, &format!("{format:?}, {config:?}"));
+        check_steps(&config, format, 2, &parts);
     }
     long_sequence();
 }
@@ -173,60 +175,50 @@ fn three_layers() {
     let checkpoint = Checkpoint::open(&default_model()).unwrap();
     let config = ModelConfig { layers: 3, ..checkpoint.config().unwrap() };
     let (mut on_gpu, mut on_cpu) = both(&config, &checkpoint);
-    let prompt = [504, 3575, 282, 4649, 314];
-    assert_eq!(greedy(&mut on_gpu, &prompt, 4), greedy(&mut on_cpu, &prompt, 4));
+    assert_eq!(greedy(&mut on_gpu, 4), greedy(&mut on_cpu, 4));
 }
 
-/// A greedy continuation.
-fn greedy<M: Model>(model: &mut M, prompt: &[u32], count: usize) -> Vec<u32> {
-    let mut kv = model.new_kv(1, 16).unwrap();
-    let (mut tokens, mut done) = (prompt.to_vec(), 0);
-    let mut logits = Logits::default();
-    while tokens.len() < prompt.len() + count {
-        let part = Sequence { tokens: &tokens, table: &[0] }.part(done, tokens.len(), Rows::Last);
-        model.forward(&batch(&[part], 16), &mut kv, &Interrupt::default(), &mut logits).unwrap();
-        done = tokens.len();
-        tokens.push(best(logits.row(0)));
-    }
-    tokens
+/// A greedy continuation of the prompt.
+fn greedy<M: Model>(model: &mut M, count: usize) -> Vec<u32> {
+    let (first, kv) = prefilled(model);
+    decoded(model, &kv, first, count)
 }
 
 /// Eight tokens of the default model, with the prompt's KV computed on one and taken over by the other, or by another GPU.
 fn whole_model() {
-    const PROMPT: [u32; 5] = [504, 3575, 282, 4649, 314];
     let checkpoint = Checkpoint::open(&default_model()).unwrap();
     let (mut on_gpu, mut on_cpu) = both(&checkpoint.config().unwrap(), &checkpoint);
-    let (first_of_cpu, from_cpu) = prefilled(&mut on_cpu, &PROMPT);
-    let (first_of_gpu, from_gpu) = prefilled(&mut on_gpu, &PROMPT);
+    let (first_of_cpu, from_cpu) = prefilled(&mut on_cpu);
+    let (first_of_gpu, from_gpu) = prefilled(&mut on_gpu);
     assert_eq!(first_of_gpu, first_of_cpu);
-    let expected = decoded(&mut on_cpu, &from_cpu, &PROMPT, first_of_cpu);
+    let expected = decoded(&mut on_cpu, &from_cpu, first_of_cpu, 8);
     assert_eq!(expected.len(), 8);
-    assert_eq!(decoded(&mut on_cpu, &from_gpu, &PROMPT, first_of_gpu), expected, "from the GPU to the CPU");
-    assert_eq!(decoded(&mut on_gpu, &from_cpu, &PROMPT, first_of_cpu), expected, "from the CPU to the GPU");
-    assert_eq!(decoded(&mut on_gpu, &from_gpu, &PROMPT, first_of_gpu), expected, "from the GPU to another");
+    assert_eq!(decoded(&mut on_cpu, &from_gpu, first_of_gpu, 8), expected, "from the GPU to the CPU");
+    assert_eq!(decoded(&mut on_gpu, &from_cpu, first_of_cpu, 8), expected, "from the CPU to the GPU");
+    assert_eq!(decoded(&mut on_gpu, &from_gpu, first_of_gpu, 8), expected, "from the GPU to another");
 }
 
-/// The first token after a prompt, and the prompt's KV as canonical slabs.
-fn prefilled<M: Model>(model: &mut M, prompt: &[u32]) -> (u32, Vec<u8>) {
-    let part = Sequence { tokens: prompt, table: &[0] }.part(0, prompt.len(), Rows::Last);
+/// The first token after the prompt, and the prompt's KV as canonical slabs.
+fn prefilled<M: Model>(model: &mut M) -> (u32, Vec<u8>) {
+    let part = Sequence { tokens: &PROMPT, table: &[0] }.part(0, PROMPT.len(), Rows::Last);
     let (logits, kv) = run(model, 1, &[part]);
     let mut slabs = Vec::new();
-    kv.export(0, 0, prompt.len(), &mut slabs);
+    kv.export(0, 0, PROMPT.len(), &mut slabs);
     (best(&logits), slabs)
 }
 
-/// Eight tokens, of which the first is known, over KV from elsewhere.
-fn decoded<M: Model>(model: &mut M, slabs: &[u8], prompt: &[u32], first: u32) -> Vec<u32> {
+/// So many tokens, of which the first is known, over the prompt's KV from elsewhere.
+fn decoded<M: Model>(model: &mut M, slabs: &[u8], first: u32, count: usize) -> Vec<u32> {
     let mut kv = model.new_kv(1, 16).unwrap();
-    kv.import(0, 0, prompt.len(), slabs);
-    let mut tokens = [prompt, &[first]].concat();
+    kv.import(0, 0, PROMPT.len(), slabs);
+    let mut tokens = [&PROMPT[..], &[first]].concat();
     let mut logits = Logits::default();
-    while tokens.len() < prompt.len() + 8 {
+    while tokens.len() < PROMPT.len() + count {
         let part = Sequence { tokens: &tokens, table: &[0] }.part(tokens.len() - 1, tokens.len(), Rows::Last);
         model.forward(&batch(&[part], 16), &mut kv, &Interrupt::default(), &mut logits).unwrap();
         tokens.push(best(&logits.data));
     }
-    tokens.split_off(prompt.len())
+    tokens.split_off(PROMPT.len())
 }
 
 /// The token of the greatest logit.

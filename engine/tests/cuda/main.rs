@@ -135,10 +135,7 @@ fn stand_in() -> PathBuf {
 
 /// The folder with libnvrtc.so.13.
 fn nvrtc() -> PathBuf {
-    let lib = root().join(".cache/cuda/lib");
-    let python = std::fs::read_dir(&lib).expect("NVRTC, which `cargo xtask cuda-stand-in` fetches");
-    let python = python.map(|entry| entry.unwrap().path()).next().unwrap();
-    python.join("site-packages/nvidia/cu13/lib")
+    root().join(".cache/cuda-nvrtc")
 }
 
 fn succeeds(output: &Output) -> Outcome {

@@ -7,6 +7,8 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
+use tempfile::TempDir;
+
 use crate::cases::SHORT;
 use crate::{ORDERS, Outcome, on_stand_in_at, root, succeeds};
 
@@ -175,22 +177,16 @@ pub(crate) const PLANTED: [Planted; 34] = [
     ),
 ];
 
+/// An access past the end, which only a sanitizer must see: what lies there is nobody's.
+const PAST_THE_END: Planted =
+    wrong("an access past the end", "rows.cu", "if (i < elements) x[i] += delta[i];", "x[i] += delta[i];");
+
 impl Planted {
     /// Says in which orders it shows, or that it does not where it must.
     pub(crate) fn check(&self) -> Outcome {
-        let sources = root().join("engine/src/backend/cuda");
-        let text = fs::read_to_string(sources.join(self.file)).map_err(|error| error.to_string())?;
-        let found = text.matches(self.from).count();
-        if found != 1 {
-            return Err(format!("{}: expected {:?} once, found it {found} times", self.file, self.from));
-        }
-        let folder = Folder::new(self.name);
-        fs::write(folder.0.join(self.file), text.replace(self.from, self.to))
-            .map_err(|error| error.to_string())?;
-        // Found before the right one.
-        build(&folder.0, &["-O1"])?;
+        let folder = self.build(&["-O1"])?;
         let shows = |order: &&str| {
-            let mut run = on_stand_in_at(&folder.0, SHORT);
+            let mut run = on_stand_in_at(folder.path(), SHORT);
             !run.env("STAND_IN_ORDER", order).output().expect("this program").status.success()
         };
         let (seen, missed): (Vec<&str>, Vec<&str>) = ORDERS.iter().copied().partition(|order| shows(order));
@@ -198,22 +194,33 @@ impl Planted {
         let said = format!("seen in {seen:?}, not in {missed:?}");
         if is_enough { Ok(said) } else { Err(said) }
     }
+
+    /// A folder with a stand-in that has it.
+    fn build(&self, options: &[&str]) -> Result<TempDir, String> {
+        let sources = root().join("engine/src/backend/cuda");
+        let text = fs::read_to_string(sources.join(self.file)).map_err(|error| error.to_string())?;
+        let found = text.matches(self.from).count();
+        if found != 1 {
+            return Err(format!("{}: expected {:?} once, found it {found} times", self.file, self.from));
+        }
+        let folder = folder();
+        fs::write(folder.path().join(self.file), text.replace(self.from, self.to))
+            .map_err(|error| error.to_string())?;
+        build(folder.path(), options)?;
+        Ok(folder)
+    }
 }
 
 /// The right kernels on a stand-in whose every access to memory is checked, and a wrong one that reads past the end.
 pub(crate) fn sanitized() -> Outcome {
     let options = ["-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"];
-    let folder = Folder::new("sanitized");
-    build(&folder.0, &options)?;
+    let right = folder();
+    build(right.path(), &options)?;
     for order in ORDERS {
-        succeeds(&checked(&folder.0).env("STAND_IN_ORDER", order).output().expect("this program"))?;
+        succeeds(&checked(right.path()).env("STAND_IN_ORDER", order).output().expect("this program"))?;
     }
-    let rows = fs::read_to_string(root().join("engine/src/backend/cuda/rows.cu")).expect("a file of kernels");
-    let (right, wrong) = ("if (i < elements) x[i] += delta[i];", "x[i] += delta[i];");
-    assert_eq!(rows.matches(right).count(), 1, "rows.cu: expected {right:?} once");
-    fs::write(folder.0.join("rows.cu"), rows.replace(right, wrong)).expect("a temporary folder");
-    build(&folder.0, &options)?;
-    let output = checked(&folder.0).output().expect("this program");
+    let wrong = PAST_THE_END.build(&options)?;
+    let output = checked(wrong.path()).output().expect("this program");
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     if !output.status.success() && said.contains("heap-buffer-overflow") {
         return Ok("clean, and an access past the end is seen".to_owned());
@@ -234,34 +241,12 @@ fn checked(folder: &Path) -> Command {
 /// Builds a stand-in out of the sources in a folder, and the right ones for those that it lacks.
 fn build(folder: &Path, options: &[&str]) -> Result<(), String> {
     let mut compile = Command::new("g++");
-    compile.current_dir(root()).args([
-        "-std=c++17",
-        "-fPIC",
-        "-shared",
-        "-fvisibility=hidden",
-        "-ffp-contract=off",
-    ]);
-    compile.args(["-march=native"]).args(options).arg("-I").arg(folder);
-    compile.args(["-I", "tests/cuda", "-I", "engine/src/backend/cuda", "-x", "c++"]);
-    compile.arg("tests/cuda/stand_in.cpp").args(["-Wl,-soname,libcuda.so.1", "-o"]);
-    compile.arg(folder.join("libcuda.so.1"));
+    // The folder comes first: what lies in it is found before the right one.
+    compile.current_dir(root()).args(options).arg("-I").arg(folder);
+    compile.arg("@tests/cuda/options").arg("-o").arg(folder.join("libcuda.so.1"));
     succeeds(&compile.output().map_err(|error| format!("g++: {error}"))?).map(drop)
 }
 
-/// A folder that is gone in the end.
-struct Folder(std::path::PathBuf);
-
-impl Folder {
-    fn new(name: &str) -> Self {
-        let name = format!("baton-planted-{}-{}", std::process::id(), name.replace([' ', ','], "-"));
-        let path = std::env::temp_dir().join(name);
-        fs::create_dir_all(&path).expect("a temporary folder");
-        Self(path)
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
+fn folder() -> TempDir {
+    tempfile::tempdir().expect("a temporary folder")
 }
